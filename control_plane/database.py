@@ -32,8 +32,8 @@ _SERVER_SETTINGS = {
     "lock_timeout": "4s",
     "idle_in_transaction_session_timeout": "10s",
 }
-# Selects the control planes' sessions with a process that has been silent within a statement for
-# longer than any statement lasts.
+# Ends the sessions of control planes whose process has been silent within a statement for longer
+# than any statement may run.
 _END_FROZEN = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND usename = current_user"
@@ -130,7 +130,7 @@ class Database:
                         reason = repr(error.__cause__ or error)
                     pause_s = backoff_s(attempt, first_s=0.05, max_s=0.5)
                     attempt += 1
-                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads
+                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
         except TimeoutError:
             raise DatabaseDownError(reason or f"no answer within {deadline_s:g} s") from None
 

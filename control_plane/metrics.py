@@ -209,9 +209,9 @@ class ControlPlaneMetrics:
         self._asks.labels(actuator, result).inc()
 
     def show_nodes(self, asks: Mapping[str, NodesAsk]) -> None:
-        """Set the gauges of the requests to actuators, which are empty on other control planes.
+        """Set the gauges of the requests for nodes to actuators.
 
-        Only the control plane that leads sends requests.
+        Only the control plane that leads sends requests, so the gauges of the others are empty.
         """
         for gauge in (self._nodes_wanted, self._nodes_missing):
             gauge.clear()

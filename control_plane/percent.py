@@ -1,4 +1,4 @@
-"""Shares that requests and answers have in percent, and that are stored in another unit. Pure."""
+"""Converts shares from percent in requests and answers to the stored unit, and back. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ class ShareField:
         percent = found.pop(self.shown)
         if isinstance(percent, bool) or not isinstance(percent, int | float):
             message = f"{self.shown}: a number of percent is expected"
-            raise ValueError(message)  # noqa: TRY004 - pydantic takes it for the mistake
+            raise ValueError(message)  # noqa: TRY004 - pydantic reports only a ValueError
         if not self.least <= percent <= self.most:
             raise ValueError(f"{self.shown}: {self.least:g} to {self.most:g} is expected")
         try:

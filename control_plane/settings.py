@@ -14,7 +14,7 @@ class Settings(ServiceSettings):
 
     Attributes:
         database_url: postgresql+asyncpg://... of a migrated database.
-        grpc_address: host:port of Watch and Sync.
+        grpc_address: host:port of the gRPC services, for example Watch and Sync.
         http_address: host:port of the admin REST, health and metrics.
         admin_key_sha256: SHA-256 of the bootstrap admin key, in hex.
         telemetry_url: http(s)://host:port of a telemetry service, the source of evidence for

@@ -189,7 +189,8 @@ pools = Table(
     count_column("scaled_sleepers"),  # sleeping replicas, in addition to `scaled_replicas`
 )
 
-# Reason why a pool lacks wanted replicas. A pool without a row has all replicas, or soon will.
+# Reason why a pool lacks wanted replicas. A pool without a row has all replicas, or will have them
+# soon.
 pool_conditions = Table(
     "pool_conditions",
     metadata,
@@ -199,8 +200,8 @@ pool_conditions = Table(
     Column("since", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
-# Number of replicas that the rollout of a model needs in a pool, and the time since which they are
-# needed. After the end of the rollout, a second time is the end of the need.
+# Number of replicas that the rollout of a model needs in a pool. The need begins at `asked_at`. After
+# the rollout has ended, `ends_at` is the time at which the need ends.
 pool_demands = Table(
     "pool_demands",
     metadata,
@@ -345,7 +346,7 @@ server_tools = Table(
     UniqueConstraint("owner_tenant_id", "name"),
 )
 
-# The models that `auto` may choose from for a tenant, and the value of their past answers.
+# The models that `auto` may choose from for a tenant, and the judgements of their past answers.
 auto_policies = Table(
     "auto_policies",
     metadata,

@@ -1,4 +1,4 @@
-"""The common parts of tenants' keys and admin keys, which are text, hash and expiry. Pure."""
+"""Text, hash and expiry, which tenants' keys and admin keys have in common. Pure."""
 
 import hashlib
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _DAY_S = 86_400
 
 
 class RotationBody(AdminBody):
-    """The time for which the old key still works beside the new key, in seconds."""
+    """The body of a key's rotation. The old key still works for `grace_s` seconds."""
 
     grace_s: Annotated[int, Field(ge=0, le=GRACE_DAYS_MAX * _DAY_S)] = _DAY_S
 
@@ -39,6 +39,9 @@ def is_expired(expires_at_unix_ms: int, now_unix_ms: int) -> bool:
 
 
 def expiry_after_grace(expires_at_unix_ms: int, now_unix_ms: int, grace_s: int) -> int:
-    """Return the expiry of a key that is replaced now, at most its present expiry."""
+    """Return the expiry of a replaced key, which is the end of its grace time.
+
+    An expiry that is already earlier does not change.
+    """
     end = now_unix_ms + grace_s * 1000
     return min(expires_at_unix_ms, end) if expires_at_unix_ms else end

@@ -34,7 +34,7 @@ class Action(StrEnum):
     READ_USAGE = "read_usage"  # a tenant's usage, requests and budgets
     READ_TENANT = "read_tenant"  # objects that may belong to a tenant
     READ_PLATFORM = "read_platform"  # all other objects
-    # policies with the words that a tenant has chosen for masking
+    # text policies, which contain the words that a tenant masks
     READ_TEXT_POLICIES = "read_text_policies"
     SEE_TEXTS = "see_texts"  # stored texts of requests
     WRITE_ARTIFACTS = "write_artifacts"

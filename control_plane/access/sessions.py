@@ -14,7 +14,7 @@ from sluice.ids import new_secret
 
 COOKIE = "sluice_console"
 CSRF_HEADER = "x-csrf-token"
-SESSIONS_MAX = 50  # Largest number per actor. A further session ends the oldest session.
+SESSIONS_MAX = 50  # Largest number of sessions per actor. A further session ends the oldest one.
 _PREFIX = "console"
 _SECRET_CHARS_MAX = 128
 

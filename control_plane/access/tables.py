@@ -27,8 +27,8 @@ admin_keys = Table(
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
-# A session of an admin key ends with that key. A session of a person of an OpenID provider has a
-# separate role.
+# A session that began with an admin key ends with that key. A session of a person from an OpenID
+# provider stores its own role, because the person has no key.
 console_sessions = Table(
     "console_sessions",
     metadata,

@@ -180,7 +180,7 @@ def _is_its(actor: Actor, owner: Column[Any]) -> ColumnElement[bool]:
 
 
 def _show(row: Values) -> Values:
-    """Return the JSON of an adapter. Its owner is the upload's owner, or else the models' owner."""
+    """Return the JSON of an adapter. Without an upload, it belongs to the owners of its models."""
     is_uploaded = row["size_bytes"] is not None
     owners = row["granted"] if is_uploaded else row["owners"]
     created_at = row["created_at"]

@@ -21,7 +21,7 @@ class AdminKeyChange(AdminBody):
 
 
 class AdminKeyBody(AdminKeyChange):
-    """A key for the admin REST. Readers and publishers have one tenant, other roles none."""
+    """A key for the admin REST. Only a key of a reader or publisher belongs to a tenant."""
 
     role: Annotated[Role, Field(strict=False)]
     tenant_id: OptionalId = ""

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 from control_plane.alerts.model import LABELS_MAX, NAME, AlertMatcher
 from control_plane.fields import AdminBody
 
-ALERTS_MAX = 1000  # Largest number per report. Prometheus sends 64 at a time.
+ALERTS_MAX = 1000  # Largest number of alerts per report. Prometheus sends at most 64 per request.
 _PATTERN_MAX = 200
 SILENCE_S_MAX = 90 * 86_400
 
@@ -46,7 +46,7 @@ class AlertReports(RootModel[Annotated[list[AlertReport], Field(max_length=ALERT
 
 
 class MatcherBody(AdminBody):
-    """A condition on a label, whose pattern must match the whole value."""
+    """A condition on the value of a label. A pattern must match the whole value."""
 
     name: LabelName
     operator: Literal["=", "!=", "=~", "!~"] = "="
@@ -81,11 +81,11 @@ class AlertNote(AdminBody):
 
 
 class IncidentText(AdminBody):
-    """A note on an incident, or its cause at the close."""
+    """A note on an incident, or the incident's cause when it is closed."""
 
     text: Words
 
 
 def matchers_of(stored: list[dict[str, Any]]) -> tuple[AlertMatcher, ...]:
-    """Return the matchers of a silence, in their stored form."""
+    """Return the matchers of a silence from their stored form."""
     return tuple(AlertMatcher(it["name"], it["operator"], it["value"]) for it in stored)

@@ -1,8 +1,8 @@
 """The loop that evaluates alert rules in an installation without Prometheus.
 
-The loop scrapes each target once per interval, and stores the history that the rules need in
-memory. Alerts are reported in the same form as alerts of a Prometheus. After a restart the history
-is empty, so rules over hours have results only after hours.
+The loop scrapes each target once per interval, and stores in memory the history that the rules
+need. Alerts are reported in the form in which a Prometheus reports them. After a restart the
+history is empty, so rules over hours have results only after hours.
 """
 
 import asyncio
@@ -51,9 +51,9 @@ _FILES = ("recording.yml", "alerts.yml")
 _PAGE_TIMEOUT_S = 5.0
 _PAGE_BYTES_MAX = 16 << 20
 _AT_ONCE = 8
-# Largest number of series. A local stack has hundreds of series that rules read. A sample has 16
-# bytes, so 7 h of samples for this many series need less than 600 MB. Only few series need so long
-# a history.
+# Largest number of series in memory. A local stack has hundreds of series that rules read. A sample
+# has 16 bytes, so 7 h of samples of 20,000 series need less than 600 MB. Only a few series need a
+# history of 7 h.
 _SERIES_MAX = 20_000
 # Seconds between two reports of an alert, as in Prometheus. An alert without a report for five
 # minutes has ended.
@@ -64,7 +64,7 @@ Page = tuple[PageTarget, str | None]
 
 
 def shipped_rules() -> tuple[Path, ...]:
-    """Return the platform's rule files, from the checkout if it exists, otherwise the wheel."""
+    """Return the platform's rule files from the checkout, or from the wheel without a checkout."""
     package = Path(__file__).resolve().parent.parent
     checkout = package.parent / "deploy" / "observability" / "prometheus"
     for place in (checkout, package / "_data" / "rules"):
@@ -201,7 +201,7 @@ class RuleEvaluator:
         return self._store.write(_source(target), now_ms, samples)
 
     async def _report(self, outcome: RulesOutcome) -> None:
-        """Report the alerts that began, ended, or were not repeated for a minute."""
+        """Report the alerts that began or ended, and repeat reports that are a minute old."""
         self._ended = [*self._ended, *outcome.ended][-ALERTS_MAX:]
         now_s = time.monotonic()
         firing = [alert for alert in outcome.active if alert.is_firing]

@@ -14,8 +14,8 @@ from enum import StrEnum
 
 NAME, SEVERITY = "alertname", "severity"
 LABELS_MAX = 40
-# Milliseconds before the first notice of a group, before a notice about further alerts, and before
-# a repetition.
+# Waits in milliseconds. `WAIT_MS` precedes the first notice of a group, `JOIN_MS` a notice about
+# further alerts, and `REPEAT_MS` a repetition.
 WAIT_MS, JOIN_MS, REPEAT_MS = 10_000, 60_000, 4 * 3_600_000
 _RANKS = {
     **dict.fromkeys(("p1", "critical", "page"), 1),
@@ -105,7 +105,8 @@ class ToldGroup:
     """The last notice about a group to a receiver.
 
     Attributes:
-        fingerprints: Alerts that fired at the time of the notice, or none if all had ended.
+        fingerprints: Alerts that fired at the time of the notice, or an empty set if all alerts had
+            ended.
         told_ms: Time of the notice, in Unix milliseconds.
     """
 

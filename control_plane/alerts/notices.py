@@ -1,4 +1,4 @@
-"""The messages for each kind of receiver. Pure."""
+"""Builds the body of a notice for each kind of receiver, such as Slack or e-mail. Pure."""
 
 import hashlib
 import hmac
@@ -42,8 +42,7 @@ class Notice:
     Attributes:
         group: Key of the group.
         status: Whether any alert of the group fires.
-        alerts: Alerts that fire. In the last notice of a group, they are alerts that have fired
-            before.
+        alerts: Alerts that fire. The last notice of a group contains the alerts that have ended.
     """
 
     group: str

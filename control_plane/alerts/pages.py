@@ -36,7 +36,8 @@ def page_targets(text: str) -> list[PageTarget]:
     """Return the targets of a setting such as `gateway=10.0.0.1:9000,router=10.0.0.2:9001`.
 
     Raises:
-        TargetsError: A target is not of the form JOB=HOST:PORT, or there are too many.
+        TargetsError: A target is not of the form JOB=HOST:PORT, or there are more than
+            `TARGETS_MAX` targets.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if len(words) > TARGETS_MAX:
@@ -65,10 +66,10 @@ def engine_targets(rows: Sequence[tuple[str, str, str]]) -> list[PageTarget]:
 
 
 def page_samples(text: str, target: PageTarget, names: Container[str]) -> Iterator[Sample]:
-    """Yield the samples of a page that rules read, with the labels of its target.
+    """Yield the samples that rules read from a page, with the labels of the page's target.
 
-    A label of the page that its target also has is renamed as in Prometheus, for example to
-    `exported_job`.
+    If the page and its target have the same label, the page's label is renamed as in Prometheus,
+    for example to `exported_job`.
 
     Raises:
         ValueError: The text is not a page of metrics.

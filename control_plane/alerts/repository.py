@@ -106,7 +106,7 @@ async def add_event(
 
 
 async def has_work(connection: AsyncConnection) -> bool:
-    """Return whether `step` or the notices after it may have an effect."""
+    """Return whether `step` may change anything, or a notice may be due."""
     return bool(await connection.scalar(_has_work()))
 
 
@@ -188,7 +188,7 @@ async def _open_for_rollouts(connection: AsyncConnection) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertGroup:
-    """A group, with its firing alerts that are not silenced and its last notices."""
+    """A group of alerts, with its firing alerts that no silence matches, and its last notices."""
 
     key: str
     rank: int

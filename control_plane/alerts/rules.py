@@ -51,7 +51,8 @@ class RuleGroup:
 
     Attributes:
         name: Name of the group.
-        interval_ms: Milliseconds between evaluations, or 0 for the interval of the caller.
+        interval_ms: Milliseconds between evaluations, or 0 if the group is evaluated at each
+            `step`.
         rules: Rules in the order of evaluation.
     """
 
@@ -124,7 +125,8 @@ class ActiveAlert:
         labels: Labels of the alert, including its name.
         annotations: Present texts of the alert.
         since_ms: Unix time in milliseconds since which the expression has had a result.
-        fires_since_ms: Unix time in milliseconds since which the alert fires, or None before.
+        fires_since_ms: Unix time in milliseconds since which the alert fires, or None if it does
+            not fire yet.
     """
 
     labels: Mapping[str, str]

@@ -63,7 +63,7 @@ async def send(receiver: Receiver, notice: Notice, source: str) -> None:
 async def post(
     url: str, body: bytes, headers: Mapping[str, str], *, is_internal: bool = False
 ) -> None:
-    """Post a body to a URL whose address was checked.
+    """Post a body to a URL, after a check of the address to which the URL resolves.
 
     Raises:
         SendError: The receiver did not accept the body, or its address must not be called.
@@ -191,7 +191,7 @@ def _deliver(
             raise smtplib.SMTPConnectError(code, said)
         smtp.ehlo()
         if not is_tls and smtp.has_extn("starttls"):
-            smtp._host = host  # type: ignore[attr-defined] # noqa: SLF001 - what TLS asks for
+            smtp._host = host  # type: ignore[attr-defined] # noqa: SLF001 - name that TLS verifies
             smtp.starttls(context=context)
             smtp.ehlo()
             is_tls = True

@@ -1,4 +1,4 @@
-"""Checks whether an artifact is a servable base in the Hugging Face layout, without its weights.
+"""Checks whether an artifact is a servable Hugging Face base, without reading its weight data.
 
 Parsing a tokenizer or a template runs foreign code on foreign data. So the checks must run in a
 process that may crash (`control_plane.artifacts.inspector`).

@@ -46,7 +46,7 @@ class Files(Protocol):
         ...
 
     async def missing(self, names: Collection[str]) -> list[str]:
-        """Return the missing names. The other names can then be read."""
+        """Return the names that the source lacks. The files with the other names can be read."""
         ...
 
     def read(self, name: str) -> AsyncIterator[bytes]:
@@ -93,7 +93,7 @@ class AdapterWeights:
     """
 
     def __init__(self, files: Files, name: str) -> None:
-        """Create the view on a directory that may contain other files as well."""
+        """Create the view. `files` is a directory that may contain other files as well."""
         self._files = files
         self._name = name
 

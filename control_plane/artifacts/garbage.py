@@ -1,8 +1,8 @@
 """Decides which unreferenced artifacts to retire, restore or remove. Pure.
 
 An artifact is removed in two steps. First it is retired, which means invisible but still stored.
-Some minutes later every transaction of that time has ended, and the artifact is checked again. With
-a new reference it is restored. Otherwise it is removed.
+Some minutes later, every transaction that ran at the retirement has ended, and the references are
+checked again. An artifact with a new reference is restored. Any other is removed.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ class GarbageDecision:
     """The digests of the artifacts whose state changes.
 
     Attributes:
-        noticed: Artifacts without a reference since the last sweep.
+        noticed: Artifacts that this sweep is the first to find without a reference.
         needed: Artifacts with a new reference, which become visible again. Their grace time is
             reset.
         retired: Artifacts that had no reference for the grace time.

@@ -163,7 +163,7 @@ def _examples(*queries: Select[Any]) -> Subquery:
 
 
 def _swept() -> Values:
-    """Return the schema of a sweep's result. A replayed answer has only `state`."""
+    """Return the schema of a sweep's result. Only `state` is replayed for an idempotency key."""
     types = dict.fromkeys(_DONE, describe.TEXTS) | {"chunks": describe.INTEGER}
     return describe.shown(_SWEPT, types=types) | {"required": ["state"]}
 

@@ -107,7 +107,7 @@ def compile_template(source: str) -> None:
     class AdapterGeneration(Extension):
         """Accepts `{% generation %}`, which marks text for training. Its body is rendered."""
 
-        tags = {"generation"}  # noqa: RUF012 - as jinja2 wants it
+        tags = {"generation"}  # noqa: RUF012 - jinja2 requires this form
 
         def parse(self, parser: Parser) -> list[Node]:
             next(parser.stream)

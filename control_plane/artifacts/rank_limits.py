@@ -23,7 +23,7 @@ _NAMES_MAX = 5
 
 
 class RankChecks(NamedTuple):
-    """The checks by which a write is refused if a pool does not serve the rank of an adapter.
+    """The checks of writes, which refuse a write if a pool would not serve an adapter's rank.
 
     Attributes:
         model: Check of a model's fields.
@@ -95,7 +95,7 @@ def refusal(pool_id: str, limit: int, over: Sequence[tuple[str, int]]) -> Platfo
 async def _learn(
     connection: AsyncConnection, known: dict[str, int], digests: set[str], read_chunk: ReadChunk
 ) -> None:
-    """Add the ranks of adapters to `known`. An adapter that is not in the store has rank 0 there.
+    """Add the ranks of adapters to `known`, with rank 0 for an adapter that the store lacks.
 
     Raises:
         PlatformError: The store did not answer for all adapters in time.
@@ -127,7 +127,7 @@ async def _served(connection: AsyncConnection, pool_id: str) -> dict[str, list[s
 
 
 def _of_models(pool_id: str) -> Select[Any, Any]:
-    """Return the query of models whose adapter the pool serves, alone or with other pools."""
+    """Return the query of models with an adapter that the pool serves, alone or with others."""
     shared = select(model_pools.c.id).where(
         model_pools.c.pools.contains([{"pool_id": pool_id, "is_other_base": False}])
     )
@@ -138,7 +138,10 @@ def _of_models(pool_id: str) -> Select[Any, Any]:
 
 
 def _of_releases(pool_id: str) -> Select[Any, Any]:
-    """Return the query of releases in use that are in rollout, pinned or aliased."""
+    """Return the query of the pool's releases with an adapter to which requests may be routed.
+
+    Each of these releases is in a rollout, pinned by a tenant, or named by an alias.
+    """
     r, s = releases.c, splits.c
     arms = [s.id + RELEASE_MARK + arm for arm in (s.control, s.canary)]
     is_split = select(s.id).where(or_(*(arm == r.id for arm in arms))).exists()

@@ -36,7 +36,7 @@ SIGNING_KEYS = Resource(
 
 
 async def keys_for(connection: AsyncConnection, tenant_id: str | None) -> dict[str, str]:
-    """Return the accepted public keys by id, for a tenant, or for public artifacts if None."""
+    """Return the accepted public keys by id. A tenant of None means public artifacts."""
     owner = signing_keys.c.owner_tenant_id
     query = select(signing_keys.c.id, signing_keys.c.public_key).where(
         signing_keys.c.is_disabled.is_(False), or_(owner.is_(None), owner == tenant_id)

@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 _LOCK = 731054
 _BATCH = 200
 _SWEEP_DEADLINE_S = 20.0
-# Time after which every store call of a dead sweeper, and every transaction of its time, has ended.
+# Time after which every store call of a dead sweeper has ended, and every transaction beside it.
 _ABANDONED = timedelta(seconds=3 * CALL_TIMEOUT_S)
 _DELETES_S = 2 * CALL_TIMEOUT_S
 _SHOWN_FOR = timedelta(days=7)
@@ -113,9 +113,9 @@ class Sweeper:
 
     async def _sweep_chunks(self) -> int:
         """Remove a batch of chunks, and return their number."""
-        # Another sweeper may later claim the chunks that this sweep has doomed, and then they may
-        # be stored again. This sweep stops deleting long before that time, even if the process is
-        # frozen in between.
+        # Another sweeper may later claim the chunks that this sweep has doomed. Afterwards an
+        # upload may store them again, and a late deletion would destroy them. So this sweep stops
+        # deleting long before that time, even if the process is frozen in between.
         before_s = awake_s() + _DELETES_S
         doomed = await self._database.run(self._doom)
         await asyncio.gather(*(self._store.delete(sha256, before_s=before_s) for sha256 in doomed))

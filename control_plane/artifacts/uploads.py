@@ -38,7 +38,7 @@ from control_plane.artifacts.tables import (
 from sluice.ids import new_id
 from sluice.manifests import Manifest
 
-_ROWS_MAX = 20_000  # Largest number of rows per statement, which may run for 5 s.
+_ROWS_MAX = 20_000  # Largest number of rows per statement. A statement may run for 5 s.
 _WRONG_SHOWN = 8
 _SHOWN = tuple(
     column for column in artifact_uploads.c if column.name not in {"manifest", "signatures"}
@@ -341,7 +341,7 @@ async def keep_claim(connection: AsyncConnection, upload: dict[str, Any], lease:
 
 
 async def postpone(connection: AsyncConnection, upload: dict[str, Any]) -> None:
-    """Delay a claimed upload, longer after each attempt. A lost claim has no effect."""
+    """Delay a claimed upload, longer after each attempt. Nothing changes if the claim was lost."""
     rests_until = func.now() + pause_after(upload["attempts"])
     query = update(artifact_uploads).where(_is_claimed(upload))
     await connection.execute(query.values(claim="", claimed_until=rests_until))

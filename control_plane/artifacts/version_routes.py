@@ -1,4 +1,4 @@
-"""REST of versions, which publishes an artifact as a release of a model, after any import.
+"""REST of versions, which publishes an artifact as a release of a model, and may import it first.
 
 A promotion points the model at the release at once for all callers, or in stages by a rollout.
 Running requests finish on the release with which they began.

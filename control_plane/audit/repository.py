@@ -55,7 +55,7 @@ async def record(connection: AsyncConnection, rows: list[AuditRow]) -> None:
 
 
 async def is_recorded(connection: AsyncConnection, row: AuditRow) -> bool:
-    """Return whether a row exists, after the end of any transaction that may still commit it.
+    """Wait for a transaction that may still commit a row, and return whether the row exists.
 
     A transaction whose connection broke may still commit. A second insertion of the row waits for
     the end of that transaction, and fails if the row was committed.
@@ -76,8 +76,8 @@ async def take_key(
         connection: Connection of the transaction of the write.
         actor_id: Id of the admin key that sent the idempotency key.
         key: Idempotency key.
-        may_wait: Whether to wait for a transaction that has locked the key, as a retry after a
-            broken connection may.
+        may_wait: Whether to wait for a transaction that has locked the key. Only a retry after a
+            broken connection waits.
 
     Raises:
         PlatformError: 409 if another request with this key is in progress.

@@ -10,7 +10,7 @@ from sluice.auto.published import PUBLISHED
 
 CANDIDATES_MAX = 16
 CELLS_MAX = CLUSTERS * CANDIDATES_MAX
-# the JSON size of a full table of cells
+# largest request body in bytes, which fits a policy with a full table of cells
 BODY_BYTES_MAX = 256 << 10
 _PRICE_MAX = 1e9
 _JUDGEMENTS_MAX = 1e9
@@ -26,11 +26,11 @@ def _known_row(name: str) -> str:
 
 
 class AutoModelBody(AdminBody):
-    """A model that may answer. Prices are per million tokens.
+    """A model that `auto` may choose. Prices are per million tokens.
 
-    `published` names published results from which the estimate of the model's quality begins.
-    Without them, `quality` is the operator's estimate. Without a `cached_price`, cached tokens cost
-    as much as other prompt tokens.
+    `published` names a row of published results, from which the estimate of the model's quality
+    begins. Without this row, `quality` is the operator's estimate. Without a `cached_price`, cached
+    tokens cost as much as other prompt tokens.
     """
 
     model: Id
@@ -42,7 +42,7 @@ class AutoModelBody(AdminBody):
 
 
 class AutoCellBody(AdminBody):
-    """Judged answers of one model in one cluster."""
+    """The numbers of good and bad answers of one model in one cluster of prompts."""
 
     cluster: Annotated[int, Field(ge=0, lt=CLUSTERS)]
     model: Id
@@ -54,12 +54,12 @@ class AutoCellBody(AdminBody):
 class AutoPolicyBody(AdminBody):
     """The models that `auto` may choose from for a tenant, and the weights of the choice.
 
-    `price_max` bounds the expected cost of a turn's tokens, and `quality_min` is the least quality
-    (0 to 1). `second_price` is the price of a second of waiting, and `miss_price` is the price of a
-    bad answer. `explored_share` is the share of new conversations with a random choice. Tiers with
-    a priority of at least `queue_priority_min` wait for a saturated pool. `pin` names the one model
-    that answers all requests. `cells` are judged answers by cluster, whose clusters follow
-    `scheme`.
+    `price_max` bounds the expected cost of one request's tokens, and `quality_min` is the least
+    quality (0 to 1). `second_price` is the price of a second of waiting, and `miss_price` is the
+    price of a bad answer. `explored_share` is the share of new conversations with a random choice.
+    Tiers with a priority of at least `queue_priority_min` wait for a saturated pool. `pin` names
+    the one model that answers all requests. `cells` count the judged answers by cluster and model.
+    `scheme` is the version of the clusters to which they refer.
     """
 
     candidates: Annotated[list[AutoModelBody], Field(min_length=1, max_length=CANDIDATES_MAX)]

@@ -89,7 +89,7 @@ async def cancel(connection: AsyncConnection, tenant_id: str, batch_id: str) -> 
 async def move(
     connection: AsyncConnection, batch_id: str, before: Sequence[str], status: str, **values: Any
 ) -> bool:
-    """Set a batch's status if its present status is in `before`, and return whether it was."""
+    """Set a batch's status if its present status is in `before`, and return whether it was set."""
     t = batches.c
     reached = func.jsonb_build_object(status, now_ms())
     moved = await connection.execute(
@@ -184,7 +184,7 @@ async def give_back(
 async def extend(
     connection: AsyncConnection, gateway_id: str, names: Sequence[wire.LineName]
 ) -> list[wire.LineName]:
-    """Renew a gateway's leases of lines, and return the lines whose lease the gateway has lost."""
+    """Renew a gateway's leases of lines, and return the lines whose lease has been lost."""
     t, b = batch_lines.c, batches.c
     mine = await connection.execute(
         update(batch_lines)
@@ -260,7 +260,7 @@ async def results(
 async def named_files(
     connection: AsyncConnection, batch_id: str, file_ids: Sequence[str]
 ) -> Sequence[str]:
-    """Store ids for the files of a batch unless it has some, and return the stored ids."""
+    """Store ids for a batch's files unless the batch already has ids, and return the stored ids."""
     t = batches.c
     await connection.execute(
         update(batches)

@@ -25,7 +25,7 @@ class BatchService(BatchServiceServicer):
     """Serves the gRPC service `BatchService`."""
 
     def __init__(self, database: Database) -> None:
-        """Create the service."""
+        """Create the service, which reads and writes batches in `database`."""
         self._database = database
 
     async def Begin(self, request: wire.Batch, context: _Context) -> wire.Batch:  # noqa: N802

@@ -25,8 +25,8 @@ class Ledger:
     """The ledger's usage of some tenants in one time range.
 
     Attributes:
-        usage: Usage by tenant and answering model. The empty model has the usage of all other
-            models.
+        usage: Usage by tenant and answering model. The empty model name has the usage of all models
+            without a separate sum.
         ingested_until_ms: Unix time in milliseconds up to which the ledger has all events. Zero
             means unknown.
     """
@@ -134,7 +134,7 @@ _Number = Annotated[int, Field(ge=0)]
 
 
 class _AnswerPart(BaseModel):
-    """The used part of an answer. A newer telemetry service may send more fields."""
+    """The fields of an answer that are read. A newer telemetry service may send more fields."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 

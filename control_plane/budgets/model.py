@@ -66,10 +66,11 @@ def _default_percents() -> list[int]:
 class BudgetBody(AdminBody):
     """An amount that a tenant may use in each day or month of UTC.
 
-    The unit `tokens` counts the tokens of prompts and answers. Of cached prompt tokens, only
-    `cached_percent` count. `model_id` restricts the budget to requests that one model answers. When
-    usage reaches one of `soft_percents` of the amount, this is reported. When the amount is used,
-    `stop` refuses new requests until the period ends, and `alert` only reports the exhaustion.
+    The unit `tokens` counts the tokens of prompts and answers. Of the cached prompt tokens,
+    `cached_percent` percent count. `model_id` restricts the budget to requests that one model
+    answers. When usage reaches one of `soft_percents` of the amount, this is reported. When the
+    amount is used, `stop` refuses new requests until the period ends, and `alert` only reports the
+    exhaustion.
     """
 
     unit: Annotated[Unit, Field(strict=False)] = Unit.TOKENS

@@ -53,9 +53,9 @@ _HAS_STATE = budgets.c.id == budget_states.c.budget_id
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A budget whose usage has to be read.
+    """A budget whose usage must be read from the ledger.
 
-    If the budget changes before the reading is stored, the reading is discarded.
+    If the budget changes before its usage (`Reading`) is stored, this usage is discarded.
     """
 
     id: str
@@ -66,7 +66,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The ledger's usage for one budget, and the age of this information.
+    """The ledger's usage for one budget at the time of a query.
 
     Attributes:
         due: Budget of the reading.
@@ -106,8 +106,8 @@ class Summary:
 
     Attributes:
         states: Number of budgets by state.
-        recent: Number of budgets by state, of the budgets that reached this state or a higher soft
-            percent within the last hour.
+        recent: Number of budgets by state, counting only budgets whose state or soft percent rose
+            within the last hour.
         age_s: Age of the oldest reading, in seconds.
     """
 
@@ -175,22 +175,24 @@ async def due(
     count_max: int,
     failed: Mapping[str, int],
 ) -> list[Due]:
-    """Return the budgets of a period without a reading or with an old reading, in this order.
+    """Return the budgets of a period whose usage was never read or was read too long ago.
+
+    Budgets that were never tried come first, then the budgets that were tried longest ago.
 
     Args:
         connection: Connection of a transaction.
         period: Period of the budgets.
         interval_s: Age in seconds from which a reading is old.
         count_max: Largest number of returned budgets.
-        failed: Times of failed readings in Unix milliseconds, by budget id. These budgets are
-            delayed in the order.
+        failed: Times of failed readings in Unix milliseconds, by budget id. In the order, a failed
+            reading counts as an attempt, so that other budgets are read first.
     """
     states, now_ms = budget_states.c, await clock_ms(connection)
     moments = cast([moment(it) for it in failed.values()], ARRAY(DateTime(timezone=True)))
     asked = func.unnest(cast(list(failed), ARRAY(Text)), moments)
     tried = asked.table_valued(column("id", Text), column("at", DateTime(timezone=True)))
     tried = tried.render_derived(name="tried")
-    # the later of the two times, without regard to NULL
+    # the later of the time of the stored usage and the time of the failed reading, if both exist
     tried_at = func.greatest(states.looked_at, tried.c.at)
     is_due = or_(
         states.budget_id.is_(None),
@@ -251,7 +253,7 @@ async def write_readings(
 
 
 def _fits(row: Values, reading: Reading) -> bool:
-    """Return whether a reading matches the budget's present settings and is newer than the last."""
+    """Return whether the budget is unchanged, and the reading is newer than the stored reading."""
     asked = (reading.due.model_id, str(reading.due.period))
     if asked != (row["model_id"], row["period"]):
         return False

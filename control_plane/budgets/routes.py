@@ -47,7 +47,8 @@ class BudgetRoutes:
     def __init__(self, database: Database, interval_s: float = INTERVAL_S) -> None:
         """Create the handlers.
 
-        `interval_s`, the seconds between two readings, is part of the answers.
+        `interval_s` is the number of seconds between two readings of a budget's usage, which
+        answers report.
         """
         self._database = database
         self._writes = Writes(database)

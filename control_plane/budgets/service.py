@@ -147,7 +147,10 @@ class BudgetService:
         return max(0.0, min((_TICK_S, *rests_s)))
 
     async def _look(self, connection: AsyncConnection) -> tuple[dict[Period, list[Due]], int]:
-        """Return the due budgets and the time, without budgets if another process has the lease."""
+        """Return the due budgets and the time in Unix milliseconds.
+
+        No budgets are returned if another process has the lease.
+        """
         due: dict[Period, list[Due]] = {}
         now_ms, now_s = await clock_ms(connection), self._clock()
         if not await repository.hold_lease(connection, _LEASE, self._process, _LEASE_S):
@@ -201,7 +204,7 @@ class BudgetService:
 
 
 def readings(due: Sequence[Due], span: BudgetSpan, ledger: Ledger, now_ms: int) -> list[Reading]:
-    """Return the readings of budgets, for the usage of the budget's model or the whole tenant."""
+    """Return each budget's usage from the ledger, of its model, or of the tenant if it has none."""
     of_tenant = ledger.by_tenant()
     nothing = Usage()
     return [

@@ -1,4 +1,4 @@
-"""Batches of requests for the console with their progress, of all tenants or of the caller's."""
+"""REST of batches and their progress for the console, restricted to what the caller may see."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Figures of requests and an overview for console pages, which the admin REST does not have.
+"""REST of data that only the console needs, which are an overview and figures of requests.
 
 Readers and publishers see only their own tenant. Ids of other tenants cause a 404.
 """
@@ -82,7 +82,7 @@ class ConsoleData:
         return await self._relay("/v1/usage", _scoped(request))
 
     async def sums(self, request: web.Request) -> web.Response:
-        """Return the usage of whole days by one column, as recent as telemetry's last round."""
+        """Return the usage of whole days, grouped by one column. Telemetry adds usage in rounds."""
         return await self._relay("/v1/usage/sums", _scoped(request))
 
     async def costs(self, request: web.Request) -> web.Response:

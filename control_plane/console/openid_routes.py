@@ -52,7 +52,7 @@ class OpenIdRoutes:
         ]
 
     async def login(self, request: web.Request) -> web.Response:
-        """Redirect the browser to the provider, with the console's fragment `to` for the return."""
+        """Redirect the browser to the provider. `to` is the console's fragment to open later."""
         settings, provider = self._parts()
         refuse_unknown_query(request, ("to",))
         to = request.query.get("to", "")
@@ -114,7 +114,7 @@ class OpenIdRoutes:
 
 
 def _place(encoded: str) -> str:
-    """Return the console's fragment after the sign-in, or an empty text if it is not valid.
+    """Return the console's fragment to open after sign-in, or an empty text if it is not valid.
 
     The value is read from the cookie, which a browser may forge.
     """

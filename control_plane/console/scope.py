@@ -11,7 +11,7 @@ def own_tenant(request: web.Request) -> str:
     """Return the tenant to which a query is restricted, or an empty text for all tenants.
 
     Raises:
-        PlatformError: 404 if the caller belongs to one tenant and names another.
+        PlatformError: 404 if the caller belongs to one tenant and names another tenant.
     """
     actor, wanted = request[ACTOR], request.query.get("tenant", "")
     if actor.reach(Action.READ_USAGE) is Reach.ALL:

@@ -1,4 +1,4 @@
-"""Composes the console of its files, sessions, data and feed."""
+"""Builds the console from its files, sessions, data and live feed."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

@@ -17,7 +17,7 @@ from control_plane.tables import content_keys, tenants
 from sluice.stored_content import CHAT_COMPLETION, CONVERSATION
 
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
-# milliseconds after an erasure by which all erased rows have been deleted
+# time in milliseconds after an erasure, within which all erased rows are deleted
 _ERASURE_MS = 7 * _DAY_MS
 AT_ONCE = 500  # largest number of rows per transaction
 

@@ -101,7 +101,7 @@ class ContentKeyRoutes:
 
 
 async def _locked(write: Write, tenant_id: str) -> tuple[list[dict[str, Any]], int]:
-    """Return a tenant's keys and its last erasure, locked until the transaction ends."""
+    """Return a tenant's keys and the time of its last erasure. The rows stay locked."""
     write.require(tenant_id)
     await write.connection.execute(lock_id(_KIND, tenant_id))
     await _require_tenant(write.connection, tenant_id)

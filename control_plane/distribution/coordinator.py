@@ -1,7 +1,8 @@
 """One round of planning, which turns the reports and wants of nodes into orders for each node.
 
-The wants of a node are the artifacts that the node should have. The module has no clock and no I/O.
-The service calls it in a thread, one round at a time.
+The wants of a node are the artifacts that the node should have (`Wants`). Their shared mapping is
+the part that is one object for many nodes. The module has no clock and no I/O. The service calls it
+in a thread, one round at a time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +38,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class _SiftedMapping:
-    """The known and unknown artifacts of a shared mapping, as of `known_count` known artifacts."""
+    """The artifacts of a shared mapping, split into known and unknown artifacts.
+
+    `known_count` is the number of artifacts that the coordinator knew at the time of the split.
+    """
 
     shared: Mapping[str, Priority]
     known_count: int
@@ -97,12 +101,12 @@ class Coordinator:
         """Return the orders of one round of planning.
 
         Args:
-            turns: Turns, at most one per node.
+            turns: Inputs of nodes, at most one per node.
             left: Ids of nodes that have disconnected, and whose wants are dropped.
             now_s: Time in monotonic seconds.
 
         Returns:
-            The orders for each node that has a turn, and for other nodes that must send a full
+            Orders by node id, for each node in `turns`, and for other nodes that must send a full
             report.
         """
         self._between.clear()
@@ -135,9 +139,9 @@ class Coordinator:
                 self._planner.want(node_id, digest, priority)
 
     def _sift(self, shared: Mapping[str, Priority]) -> _SiftedMapping:
-        """Return the known part of a shared mapping.
+        """Return the known and unknown artifacts of a shared mapping.
 
-        Without a change, the same object is returned.
+        While none of its artifacts becomes known, the result has the same mapping object `known`.
         """
         sifted = self._sifted.get(id(shared))
         if sifted is not None and sifted.known_count == len(self._known):
@@ -178,7 +182,7 @@ class Coordinator:
         before = self._reports.get(report.node_id)
         says_nothing = not report.held and not report.is_full
         if says_nothing and before is not None and before.boot_id == report.boot_id:
-            # Most reports are of this kind, and the earlier report may be long, so it is not
+            # Most reports change nothing. The earlier report may be long, so its content is not
             # copied.
             self._reports[report.node_id] = replace(report, held=before.held, failures=())
             return

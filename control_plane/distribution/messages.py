@@ -154,7 +154,8 @@ class WantedWriter:
         Args:
             answer: Answer, which is changed in place.
             wants: Artifacts that the node should have.
-            told: Shared mapping in the stream's last answer, or None before the first answer.
+            told: Shared mapping of wants in the stream's last answer, or None before the first
+                answer.
             knows_unchanged: Whether the agent understands an answer that omits an unchanged list.
         """
         if not knows_unchanged:

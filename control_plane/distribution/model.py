@@ -83,7 +83,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order to fetch the missing chunks of the range from `start` to before `stop`."""
+    """An order to fetch a node's missing chunks from `start` (inclusive) to `stop` (exclusive)."""
 
     digest: str
     start: int
@@ -120,9 +120,9 @@ class PlannerLimits:
         store_readers_max: Largest number of nodes of one region that read from the store
             concurrently.
         store_bytes_s: Bytes per second that one region may read from the store.
-        seeds: Number of copies of a group in a region, existing or in transit. With this number, no
-            node fetches the group from the store or from another region. The number is a power of
-            two.
+        seeds: Number of copies of a group in a region, including copies in transit. As soon as
+            there are so many copies, nodes of the region fetch the group only from each other. The
+            number is a power of two.
         across_max: Largest number of orders of one region that other regions serve.
         prefetch_ratio: Largest share of a link's planned work that prefetch may use.
         tries_max: Largest number of searches for a source per round, successful or not.
@@ -133,9 +133,9 @@ class PlannerLimits:
             further failure.
         shun_max_s: Largest number of seconds for which a source is not used.
         corrupt_shun_s: Seconds for which a source is not used after a corrupt chunk.
-        accused_max: Number of different sources from which on a node that accuses them counts as
+        accused_max: Number of different accused sources from which on the accusing node counts as
             faulty. Its reports of failures are then ignored for a while, and it reads from the
-            store. After corrupt chunks it serves no other node.
+            store. If it reported corrupt chunks, it also serves no other node.
     """
 
     groups_max: int = 1024

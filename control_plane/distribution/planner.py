@@ -32,7 +32,7 @@ _Key = tuple[str, int]  # digest, group
 
 @dataclass(slots=True)
 class _Task:
-    """An open order, with the counters that include the order."""
+    """An open order, with its nodes, its size in bytes, and the time until which it may last."""
 
     order: Order
     node: "_Node"
@@ -89,7 +89,7 @@ class Planner:
         self._round = 0
         self._tries = 0
         # Groups for which this round has found no peer with capacity. Capacity only shrinks within
-        # a round.
+        # a round, so a second search would be in vain.
         self._dry: dict[tuple[str, int, bool], int] = {}
 
     def add(self, artifact: Artifact) -> None:
@@ -150,7 +150,7 @@ class Planner:
     # --- reports of nodes
 
     def _take(self, report: NodeReport, now_s: float) -> bool:
-        """Apply a report. Returns False if it has only changes to a state that is unknown here."""
+        """Apply a report. Return False if it lists only changes to an unknown earlier report."""
         node = self._nodes.get(report.node_id)
         is_known = node is not None and node.is_here
         if not is_known or node is None or node.boot_id != report.boot_id:
@@ -226,7 +226,7 @@ class Planner:
         return node
 
     def _lose(self, node: _Node) -> None:
-        """Drop the state of a node. No source is accused."""
+        """Drop the state of a node, without an accusation of any source."""
         for task in [*node.tasks.values(), *node.serving.values()]:
             self._close(task)
         if not self._trust.is_shunned(node.number):
@@ -315,7 +315,7 @@ class Planner:
                     yield swarm, group, source
         missing = swarm.missing(node.number)
         left = missing if is_suspect else missing & rarity.thin(self._limits.seeds)
-        # With this limit, the first readers of the store share the groups among each other.
+        # With this limit, the first readers of the store divide the groups among each other.
         takes = -(-swarm.groups * self._limits.seeds // self._limits.store_readers_max)
         vain = 0
         while left and takes > 0 and vain < _VAIN_MAX:

@@ -15,9 +15,9 @@ from sluice.lifecycle import run_every
 _WRITE_S = 0.2
 _STEP_S = 5.0  # seconds after which a step begins no further transaction
 _CLEAN_S = 15.0
-_REPEAT = 4  # cleanings after which all rows are compared again, even if nothing has changed
+_REPEAT = 4  # number of cleanings between two comparisons of all rows, without regard to changes
 _PAIRS_MAX = 5_000  # largest number of (node, digest) pairs in one transaction
-_PAIRS_MIN = 100  # smallest number of pairs per transaction, for any speed of the database
+_PAIRS_MIN = 100  # smallest limit of pairs per transaction, even if the database is slow
 _NODES_MAX = 100  # largest number of nodes compared in one query
 _TIMEOUT_S = 10.0
 _EXPECTED = (PlatformError, DBAPIError)
@@ -102,7 +102,7 @@ class HoldingsLedger:
         return list(self._rows)
 
     def compare(self, counts: Mapping[str, int]) -> None:
-        """Compare the stored numbers of rows by node.
+        """Compare the numbers of stored rows by node with the numbers that this process expects.
 
         Rows of a node with a difference are read again.
         """

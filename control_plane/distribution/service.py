@@ -1,4 +1,4 @@
-"""Distribution over gRPC, in which agents report their chunks and receive sources for others.
+"""Distribution over gRPC, in which agents report their chunks and receive orders to fetch others.
 
 Each control plane plans for the agents that are connected to it. Nodes that are connected to
 different control planes exchange no chunks, but all nodes receive their artifacts.
@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 # An idle agent reports every 2 s, but an agent on a busy machine may be late.
 LIMITS = PlannerLimits(lost_after_s=8.0)
 _ROUND_S = 0.1
-_LOOK_S = 0.25  # seconds between two updates while the state changes continuously
+_LOOK_S = 0.25  # seconds between two computations of wants while the state changes continuously
 _SILENCE_S = 15.0
 _WRITE_S = 10.0
 # pause in seconds between two lookups of artifacts that the database does not have
@@ -74,8 +74,9 @@ class _Session:
     Attributes:
         said: Last report of the agent.
         pending: Report since the last round, or None without a report.
-        wants: Artifacts that the node should have, for the state and for the agent's requests.
-        told: Shared mapping that was last sent on this stream, or None before the first answer.
+        wants: Artifacts that the node should have because of the state or of requests on the node.
+        told: Shared mapping of wants that was last sent on this stream, or None before the first
+            answer.
         answer: Next answer to send, with the artifacts wanted at that time. A newer answer replaces
             it.
         is_due: Whether an answer is due although the agent has sent no new report.
@@ -303,7 +304,7 @@ class DistributionService(DistributionServiceServicer):
     # --- rounds
 
     async def _follow(self) -> None:
-        """Plan a turn for the nodes whose wanted artifacts have changed with the state."""
+        """Send a new plan to the nodes whose wanted artifacts have changed with the state."""
         looks = 0
         while True:
             changed = self._feed.changed()

@@ -9,7 +9,8 @@ from collections import defaultdict
 from control_plane.distribution.bits import every, members, starts_of_runs
 from control_plane.distribution.model import Artifact
 
-# number of levels, by powers of two of the number of copies, the last for 32,768 and more
+# Number of levels. Level 0 has the groups without a copy, and level n the groups with 2^(n-1) to
+# 2^n - 1 copies. The last level also has all groups with more copies.
 LEVELS = 16
 
 
@@ -21,7 +22,8 @@ class Rarity:
     def __init__(self, groups: int) -> None:
         self._copies = [0] * groups
         self._held = [0] * groups
-        # Bit masks of the groups by number of copies, for 0, 1, 2 to 3, 4 to 7 copies, and so on.
+        # Bit masks of the groups in each level, which are the groups with 0, 1, 2 to 3, 4 to 7
+        # copies, and so on.
         self.levels = [(1 << groups) - 1] + [0] * (LEVELS - 1)
         self.held = 0  # groups that a source in the region has, as bits
 

@@ -38,11 +38,11 @@ class Trust:
         return record is not None and record.until_s > 0.0
 
     def is_suspect(self, accuser: int, now_s: float) -> bool:
-        """Return whether the node's accusations are ignored, as it has accused many sources."""
+        """Return whether the accuser is ignored, because it has accused many sources."""
         return self._suspects.get(accuser, 0.0) > now_s
 
     def accuse(self, accuser: int, source: int, trouble: Trouble, now_s: float) -> list[int]:
-        """Return the newly excluded nodes, which are the source, its accuser or none."""
+        """Record a failure, and return the newly excluded nodes (source, accuser or none)."""
         limits = self._limits
         if self.is_suspect(accuser, now_s):
             return []
@@ -50,7 +50,8 @@ class Trust:
         for other in [other for other, until_s in accused.items() if until_s <= now_s]:
             del accused[other]
         is_corrupt = trouble is Trouble.CORRUPT
-        # A rack without its link reports many silent nodes, so these accusations expire soon.
+        # The nodes of a rack that lost its link accuse many sources, so these accusations expire
+        # soon.
         remembered_s = limits.corrupt_shun_s if is_corrupt else limits.shun_s
         accused[source] = max(accused.get(source, 0.0), now_s + remembered_s)
         if len(accused) >= limits.accused_max:

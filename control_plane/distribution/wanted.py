@@ -8,14 +8,14 @@ from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
 
 _NOTHING: Mapping[str, Priority] = MappingProxyType({})
-# A replica in these states does not start an engine again. Its base stays on disk while the agent
-# runs the replica.
+# A replica in these states does not start an engine again, so its base need not be fetched. A base
+# that is on disk stays there while the agent runs the replica.
 _ENDING = (wire.REPLICA_STATE_DRAINING, wire.REPLICA_STATE_STOPPED)
 _KINDS = ("replicas", "pools", "models", "splits", "releases")
 
 
 class WantedIndex:
-    """Computes the artifacts that every node should have, again after each change of the state.
+    """Computes the artifacts that every node should have, and recomputes them after changes.
 
     Nodes that serve the same pools share one mapping. So for a thousand nodes with ten thousand
     adapters the cost is one pass over the state instead of ten million entries.
@@ -25,7 +25,8 @@ class WantedIndex:
         """Create the index on a state, which its owner updates in place."""
         self._state = state
         self._revisions: tuple[int, ...] = ()
-        # Number of passes over the whole state. Results of `of` change only with this number.
+        # Number of passes over the whole state. The results of `of` change only when this number
+        # grows.
         self.looks = 0
         self._pools_of: dict[str, frozenset[str]] = {}
         self._of_pool: dict[str, dict[str, Priority]] = {}
@@ -89,7 +90,7 @@ class WantedIndex:
     def _note(self, served: wire.Model | wire.Release, priority: Priority) -> None:
         digest = served.adapter_digest
         if digest and (wanted := self._of_pool.get(served.pool_id)) is not None:
-            wanted.setdefault(digest, priority)  # parts are in the order of urgency
+            wanted.setdefault(digest, priority)  # earlier calls are at least as urgent
 
 
 def wanted(state: ControlState, node_id: str) -> dict[str, Priority]:

@@ -53,7 +53,7 @@ class Golden(Protocol):
         ...
 
     def suspected_at_unix_ms(self, replica_id: str) -> int:
-        """Return the Unix time (ms) of a recent wrong answer without a drain, or 0 without one."""
+        """Return the Unix time (ms) of a recent wrong answer that caused no drain, or 0."""
         ...
 
     def take(self, message: wire.SyncRequest) -> None:
@@ -62,7 +62,7 @@ class Golden(Protocol):
 
 
 class Trials(Protocol):
-    """Trial loads of a canary's adapter on nodes, before the first request of canary."""
+    """Trial loads of the canary's adapter on nodes, before the canary receives requests."""
 
     def trials_of(self, state: ControlState, pool_ids: Collection[str]) -> list[wire.Trial]:
         """Return the trial loads for a node that has replicas of the given pools."""

@@ -40,7 +40,7 @@ class NeedsBody(AdminBody):
 
     @model_serializer
     def _set_ones(self) -> dict[str, int]:
-        """Return the needs that are set."""
+        """Return the needs that are not zero."""
         return {name: value for name, value in self if value}
 
 

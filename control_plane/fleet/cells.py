@@ -28,7 +28,7 @@ _UNEVEN_FACTOR = 4 / 3
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The changes after which every pool has its cells, and every replica its cell.
+    """The changes after which every pool has its cells, and every replica is in a cell.
 
     Attributes:
         create: New cells.

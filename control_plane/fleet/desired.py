@@ -1,7 +1,7 @@
 """The replicas that should run on each node, updated incrementally. Pure.
 
 The cost of an update is proportional to the change. A pass over all replicas for every node would
-be ten million steps per change of a large fleet.
+take ten million steps per change of a large fleet.
 """
 
 from collections.abc import Collection

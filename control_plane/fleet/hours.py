@@ -19,7 +19,7 @@ HOUR_US = 3_600_000_000
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCounts:
-    """Numbers of replicas and accelerators, or their time in microseconds.
+    """Numbers of replicas and accelerators, or their summed time in microseconds.
 
     Attributes:
         running: Replicas that serve, or finish their requests.
@@ -52,7 +52,7 @@ class Edges:
         name: Name of the group, which is a pool or a node.
         bucket_us: Start of the bucket, in Unix microseconds.
         change: Difference of the number of replicas between the bucket's start and end.
-        inside: Sum over all changes of the microseconds from the change to the bucket's end.
+        inside: Sum over all changes of the change times the microseconds until the bucket's end.
     """
 
     name: str

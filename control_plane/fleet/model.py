@@ -147,11 +147,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Holdback:
-    """Limits on the replacement of replicas that answered wrongly.
+    """Limits on new replicas while too many replicas answer wrongly.
 
     Attributes:
         pools: Number of wanted replicas that are not created at present, by pool.
-        nodes: Ids of nodes that receive no new replicas.
+        nodes: Ids of nodes that receive no new replicas at present.
     """
 
     pools: Mapping[str, int]
@@ -196,7 +196,7 @@ def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
     In a complete pool the first `prefill` replicas by id only prefill, and the next `decode`
     replicas only decode, spread evenly over the cells. A replica keeps its role as long as the pool
     has this role, and later replicas fill vacant roles. While replicas are missing, both roles have
-    fewer replicas, and at least one replica remains for the other half of the work.
+    fewer replicas. No role then has all replicas, because each request needs prefill and decode.
     """
     counted: dict[str, list[Replica]] = {}
     for replica in sorted(replicas, key=lambda replica: replica.id):
@@ -275,9 +275,9 @@ def assign_sleep(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
 
 
 def worth(replica: Replica) -> int:
-    """Return a grade for keeping a replica. A ready replica has the highest grade.
+    """Return a grade for keeping a replica, from 4 (ready) to 0 (failed, lost or stopped).
 
-    The next grades belong to replicas that may become ready, the soonest first.
+    Between them, a replica that may be ready sooner has a higher grade.
     """
     grades = {
         ReplicaState.READY: 4,

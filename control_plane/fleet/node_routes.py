@@ -1,4 +1,4 @@
-"""REST of nodes, for reports of agents, orders of operators, and lifted cordons.
+"""REST of nodes, which shows reports of agents, accepts operators' orders, and lifts cordons.
 
 The orders have the separate resource `/v1/nodes/{id}/desired`, so that their ETag does not change
 with every heartbeat.

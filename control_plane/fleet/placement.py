@@ -37,7 +37,7 @@ class NodeRoom:
     """
 
     def __init__(self, node: Node) -> None:
-        """Begin with a node without replicas."""
+        """Create the free resources of a node that has no replicas yet."""
         self.node = node
         self.load = 0
         self._memory_bytes = node.memory_bytes
@@ -48,7 +48,7 @@ class NodeRoom:
         self._taken: set[int] = set()  # indices used by a dedicated replica
 
     def take(self, needs: Needs, accelerators: Sequence[int]) -> None:
-        """Assign the resources that a replica needs."""
+        """Reserve the resources that a replica needs."""
         if self._memory_bytes is not None:
             self._memory_bytes -= needs.memory_bytes
         # A replica that was created before its node reported its hardware may use all accelerators
@@ -83,7 +83,7 @@ class NodeRoom:
         return tuple(sorted(index for _, index in fitting[: needs.accelerators]))
 
     def left_after(self, needs: Needs, accelerators: Sequence[int]) -> tuple[int, int]:
-        """Return the free accelerator and main memory after a replica, in bytes, 0 if unknown."""
+        """Return the bytes of accelerator and main memory beside a replica, or 0 if unknown."""
         free = self._free or {}
         on_them = sum(free.get(index, 0) - needs.accelerator_memory_bytes for index in accelerators)
         memory_bytes = self._memory_bytes
@@ -94,7 +94,7 @@ class Placement:
     """Finds places for new replicas one by one. Each place reduces the free resources."""
 
     def __init__(self, nodes: Iterable[Node], replicas: Iterable[Replica]) -> None:
-        """Start from the present state.
+        """Reserve the resources of the present replicas.
 
         Draining replicas occupy their resources until they have ended.
         """

@@ -102,10 +102,10 @@ def plan_replicas(
 
     A replica counts unless it is draining, is lost with its node, or has ended on a cordoned node.
     A replica that does not count is deleted only when enough other replicas are ready. So a node
-    that soon returns still has its replicas. A cordoned, unschedulable or draining node
-    receives no new replicas. Replicas of a draining node are replaced elsewhere first, and drain
-    when the replacements are ready. If there is no room for a replacement, the pool runs with one
-    replica less than wanted.
+    that soon returns still has its replicas. A cordoned, unschedulable or draining node receives no
+    new replicas. Replicas of a draining node are replaced elsewhere first, and drain when the
+    replacements are ready. If there is no room for a replacement, the pool runs with one replica
+    less than wanted.
 
     Args:
         pools: All pools.
@@ -113,7 +113,7 @@ def plan_replicas(
         nodes: All nodes.
         replicas: All replicas.
         new_id: Returns a new id. Ids sort by time.
-        holdback: Replicas that are not replaced at present, because replicas answered wrongly.
+        holdback: Limits on new replicas while too many replicas answer wrongly.
     """
     known = [replace(node, is_distrusted=node.id in holdback.nodes) for node in nodes]
     of_pool: defaultdict[str, list[Replica]] = defaultdict(list)
@@ -255,7 +255,7 @@ def _most_useful_first(replicas: Iterable[Replica], homes: Sequence[str]) -> lis
     """Return a pool's replicas sorted for keeping, with serving replicas first.
 
     Replicas in cells that stay precede replicas in other cells, and older replicas precede newer
-    ones. Replicas are chosen from the cells in turn, so that the cells shrink evenly.
+    ones. The order alternates between the cells, so that the cells shrink evenly.
     """
     ordered = sorted(replicas, key=lambda r: (-worth(r), r.id))
     seen: Counter[str] = Counter()

@@ -1,13 +1,14 @@
 """Prepares pools for rollouts, in the caller's transaction. Every function can be repeated.
 
-The present replicas serve a new adapter as soon as their nodes have the adapter. Another base has a
-separate pool. During the rollout this pool has the replicas for its share of the traffic plus one.
-The old pool keeps all of its replicas until the end. Each rollout has its own demand in the pool
-(`pool_demands`), so that it overwrites neither another rollout's demand nor the operators' number.
-The sum of all demands and of the replicas for other models is the pool's `rollout_replicas`. The
-pool has the larger of `rollout_replicas` and `replicas_wanted`. After a rollout the fleet's leader
-retires the pool of the replaced release (`retire_pools`). The leader first waits for a short delay,
-and until the pool has no other user. The demand ends even if the pool is not retired.
+The present replicas serve a new adapter as soon as their nodes have the adapter. A release with
+another base has a separate pool. During the rollout this new pool has the replicas for its share of
+the traffic plus one. The old pool keeps all of its replicas until the end. Each rollout has its own
+demand in the pool (`pool_demands`), so that it overwrites neither another rollout's demand nor the
+operators' number. The sum of all demands and of the replicas for other models is the pool's
+`rollout_replicas`. The pool has the larger of `rollout_replicas` and `replicas_wanted`. After a
+rollout the fleet's leader retires the pool of the replaced release (`retire_pools`). The leader
+first waits for a short delay, and until the pool has no other user. The demand ends even if the
+pool is not retired.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -104,7 +105,7 @@ class PoolDemand:
 
 
 def serving(wanted: int, share: int) -> int:
-    """Return the replicas for a share (basis points) of the work of `wanted` replicas."""
+    """Return the number of replicas for a share (basis points) of the work of `wanted` replicas."""
     return max(1, -(-wanted * share // SHARE_MAX))
 
 
@@ -137,7 +138,7 @@ def is_settled(kept: PoolDemand, dropped: PoolDemand) -> bool:
 async def prepare(
     connection: AsyncConnection, control: PreparedRelease, canary: PreparedRelease, share: int
 ) -> None:
-    """Request that canary's pool can serve a share (basis points) of a model."""
+    """Request replicas in the canary's pool for a share (basis points) of the model's requests."""
     if not _has_own_pool(control, canary):
         return
     known = await _locked(connection, canary.model_id, control.pool_id, canary.pool_id)
@@ -154,7 +155,7 @@ async def prepare(
 async def is_ready(
     connection: AsyncConnection, control: PreparedRelease, canary: PreparedRelease, share: int
 ) -> bool:
-    """Return whether ready replicas in canary's pool, with its adapter, can serve the share."""
+    """Return whether the canary's pool has enough ready replicas with its adapter for the share."""
     needed = 1
     if _has_own_pool(control, canary):
         known = await _locked(connection, canary.model_id, control.pool_id, canary.pool_id)
@@ -332,7 +333,7 @@ async def _locked(
 
 
 async def _demand(connection: AsyncConnection, canary: PreparedRelease, demand: int) -> None:
-    """Store the replicas that a rollout needs. The time of a demand changes only if it grows."""
+    """Store the replicas that a rollout needs. The demand's time changes only if it grows."""
     key = {"pool_id": canary.pool_id, "model_id": canary.model_id}
     made = insert(pool_demands).values(**key, replicas=demand, asked_at=func.clock_timestamp())
     t, coming = pool_demands.c, made.excluded
@@ -367,10 +368,10 @@ async def _steady(connection: AsyncConnection, pool_id: str, besides: Collection
 
 
 async def _needed_besides(connection: AsyncConnection, canary: PreparedRelease, wanted: int) -> int:
-    """Return the replicas of canary's pool that everything except this rollout needs.
+    """Return the replicas of the canary's pool that everything except this rollout needs.
 
-    Only earlier demands of other rollouts are included. So a later rollout waits, and delays no
-    other. Surplus replicas are not required.
+    Of other rollouts, only earlier demands are included. So a later rollout waits for an earlier
+    one, and never the reverse. Replicas beyond these needs are not required.
     """
     t = pool_demands.c
     query = select(t.model_id, t.replicas, t.asked_at).where(t.pool_id == canary.pool_id)
@@ -412,7 +413,7 @@ async def _serving_nodes(connection: AsyncConnection, pool_id: str) -> list[str]
 
 
 async def _hold(connection: AsyncConnection, nodes: set[str], digest: str) -> bool:
-    """Return whether all nodes have an artifact, also true if no node reports its artifacts."""
+    """Return whether all nodes have an artifact. This is also true if no node reports artifacts."""
     t = _artifacts.c
     query = select(t.node_id, func.bool_or(t.digest == digest)).where(t.node_id.in_(sorted(nodes)))
     held = dict((await connection.execute(query.group_by(t.node_id))).all())
@@ -420,7 +421,7 @@ async def _hold(connection: AsyncConnection, nodes: set[str], digest: str) -> bo
 
 
 def _soon(moment: ColumnElement[datetime | None]) -> ColumnElement[object]:
-    """Return the time at which a pool is retired. An earlier future time has precedence."""
+    """Return the time at which a pool is retired. A stored time in the future does not change."""
     later = func.now() + timedelta(seconds=RETIRE_AFTER_S)
     return case((moment > func.now(), moment), else_=later)
 

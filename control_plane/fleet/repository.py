@@ -32,7 +32,8 @@ _LOCK = 7310520303  # advisory lock of the one control plane that decides about 
 # report that its routers have left.
 _ROUTER_SILENCE_S = 6.0
 _CHANGES_KEPT = timedelta(hours=1)
-# The wanted number of operators or of the scaling loop, or the larger need of rollouts.
+# The number of replicas that operators or the scaling loop want, or that rollouts need if it is
+# larger.
 _WANTED = func.greatest(
     func.coalesce(tables.pools.c.scaled_replicas, tables.pools.c.replicas_wanted),
     func.coalesce(tables.pools.c.rollout_replicas, 0),
@@ -332,7 +333,7 @@ async def write_sleep(connection: AsyncConnection, sleeps: Mapping[str, bool]) -
 async def _set_replicas(
     connection: AsyncConnection, column: str, values: Mapping[str, str | bool]
 ) -> None:
-    """Set a column of replicas by id, one statement per value, as a pool may have 10,000."""
+    """Set a column of replicas, with one statement per value, as there may be 10,000 replicas."""
     ids_of: dict[str | bool, list[str]] = {}
     for replica_id, value in sorted(values.items()):
         ids_of.setdefault(value, []).append(replica_id)

@@ -65,7 +65,7 @@ class FleetLoop:
             show: Called with the number of replicas without a place, for metrics. The number is 0
                 while another control plane leads.
             clock: Counts replica-seconds while this control plane leads.
-            holdback: Returns the replicas that are not replaced at present.
+            holdback: Returns the limits on new replicas while too many replicas answer wrongly.
         """
         self._database = database
         self._feed = feed
@@ -94,7 +94,7 @@ class FleetLoop:
             await self._decide()
 
     async def _decide(self) -> None:
-        """Decide repeatedly, until cancelled."""
+        """Make decisions repeatedly, until cancelled."""
         self._heard_since = time.monotonic()
         while True:
             changed = self._feed.changed()
@@ -111,7 +111,7 @@ class FleetLoop:
             self._quiet_steps = self._quiet_steps + 1 if is_quiet else 0
 
     async def _stored(self) -> tuple[set[str], set[str]]:
-        """Decide, and return the stored departures.
+        """Decide, and return the stored departures of routers and the stored ends of routers.
 
         After 30 steps without a change, two of three calls only store which routers are live.
         """
@@ -151,14 +151,14 @@ class FleetLoop:
         return not (self._wake.is_set() or changed.is_set())
 
     async def _store_liveness(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
-        """Store which routers are live, and return the stored departures."""
+        """Store which routers are live, and return the stored departures and ends of routers."""
         await end_frozen(connection)  # a frozen leader also locks rows of routers
         departed, gone = set(self.presence.departed), set(self.presence.gone)
         await repository.write_routers(connection, self.presence.here(), departed, gone)
         return departed, gone
 
     async def _step(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
-        """Decide once, and return the stored departures."""
+        """Decide once, and return the stored departures and the stored ends of routers."""
         departed, gone = await self._store_liveness(connection)
         heard_s = time.monotonic() - self._heard_since
         if await repository.try_lead(connection):

@@ -65,9 +65,9 @@ class GuardSetBody(AdminBody):
     New `rules` have the next `version`, and at first only count their matches (shadow). The rules
     of `active_version` are in effect, and 0 means no rules. `models` and `keys` restrict the set to
     requests with these models and keys. An empty list is no restriction. With `is_withheld_free`,
-    tokens that a block withholds from the client are not billed. `fence` is the part of an answer
-    that waits for blocking classifiers. With `is_closed_on_failure`, a text that a classifier could
-    not judge is blocked by the classifier's rules.
+    tokens that a block withholds from the client are not billed. `fence` is the piece of an answer
+    that is withheld until blocking classifiers have judged it. With `is_closed_on_failure`, a text
+    that a classifier could not judge is blocked by the classifier's rules.
     """
 
     owner_tenant_id: Id
@@ -86,7 +86,7 @@ class GuardSetBody(AdminBody):
 
 
 def staged(known: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the version of the rules, and the rules in effect, which complete a write.
+    """Return the fields that complete a write, which are the rules' version and the active rules.
 
     Args:
         known: The stored row, or None if the set of rules is new.

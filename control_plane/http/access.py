@@ -36,7 +36,7 @@ class Identities:
     """Identifies callers by the key or the session of a request."""
 
     def __init__(self, database: Database, bootstrap_sha256: str) -> None:
-        """Create the identification.
+        """Create the object that identifies callers.
 
         `bootstrap_sha256` is the hex hash of a key with role admin.
         """

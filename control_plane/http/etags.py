@@ -51,7 +51,7 @@ def _names(header: str, name: str, shown: Mapping[str, Any] | None) -> bool:
     if not _TAGS.fullmatch(header):
         message = f'{name}: * is expected, or tags as GET gives them, like "0a1b2c"'
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=name)
-    # Weak tags (W/) never match, because only the whole object can be the version that was read.
+    # Weak tags (W/) never match, because only a strong tag proves that the whole object is equal.
     return shown is not None and etag(shown) in _TAG.findall(header)
 
 

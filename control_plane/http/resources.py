@@ -357,7 +357,7 @@ async def page(
     *,
     newest_first: bool = False,
 ) -> web.Response:
-    """Return a page of rows in the order of ids, `?limit=` rows after the id in `?after=`."""
+    """Return a page of rows in the order of ids, with `?limit=` rows after the id `?after=`."""
     limit, after = page_of(request)
     if newest_first:
         query = (query.where(key < after) if after else query).order_by(key.desc())

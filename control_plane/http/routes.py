@@ -39,8 +39,8 @@ class AdminRoute:
         kind: Kind of the objects, for the audit log.
         operation: Part of the OpenAPI document, which `describe.operation` returns.
         is_audited: Whether every success writes an audit row. Only a write without a visible effect
-            (a piece of an upload, or a question too long for a URL) may set it to false.
-        is_noted: Whether reads are audited in the same way as writes.
+            (a chunk of an upload, or a query that is too long for a URL) may set it to false.
+        is_noted: Whether a successful read writes an audit row as well.
     """
 
     method: str
@@ -85,6 +85,6 @@ class AdminRoute:
 
 
 ROUTE = web.RequestKey("route", AdminRoute)
-# Read-only fields in a body that repeats an answer. So a client can read, edit and write a whole
-# object.
+# Read-only fields that a body repeats from an answer. Such fields are accepted if they are
+# unchanged, so that a client can read, edit and write a whole object.
 REPEATED = web.RequestKey("repeated", dict[str, Any])

@@ -225,7 +225,7 @@ class Writes:
         return _response(answer, is_replay=is_replay)
 
     async def refused(self, request: web.Request, error: PlatformError) -> None:
-        """Record a refused write in a separate transaction, since its own was rolled back."""
+        """Record a refused write in a separate transaction, since the write was rolled back."""
         # The last id in the path is the id of the object.
         object_id = next(reversed(request.match_info.values()), "")
         key = request.headers.get("Idempotency-Key", "")

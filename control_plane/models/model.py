@@ -23,7 +23,7 @@ ReleaseName = Annotated[str, AfterValidator(_checked_release)]
 
 
 class BaseBody(AdminBody):
-    """Weights that nodes have in their artifact folders, by digest."""
+    """A base, whose weights nodes have in their artifact folders, by digest."""
 
     name: Text = ""
     context_tokens_max: Count

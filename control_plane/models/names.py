@@ -1,4 +1,4 @@
-"""Public names, of which models and aliases share one namespace.
+"""Reserves public names, because models and aliases share one namespace.
 
 The name of a release begins with the name of its model. A name that begins with a tenant's id and a
 slash belongs to this tenant.

@@ -53,7 +53,7 @@ def _clamped_above(value: float, most: float) -> float:
     return math.nan if math.isnan(most) else min(value, most)
 
 
-# Functions of a vector and, for some functions, of numbers.
+# Functions of each value of a vector. Some have further numbers as arguments.
 _OF_EACH: Mapping[str, Callable[..., float]] = {
     "abs": math.fabs,
     "clamp_min": _clamped_below,
@@ -105,7 +105,7 @@ class _Compiler:
         self.reads: dict[str, int] = {}
 
     def value(self, node: Any, back_ms: int) -> Evaluate:
-        """Return the function of a node that is evaluated at instants up to `back_ms` ago."""
+        """Return a node's function. It may be evaluated at instants up to `back_ms` in the past."""
         makers: dict[type, Callable[[Any, int], Evaluate]] = {
             promql.ParenExpr: lambda it, back_ms: self.value(it.expr, back_ms),
             promql.NumberLiteral: _literal,

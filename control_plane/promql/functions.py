@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-# A gap of more than this many usual gaps marks the beginning or the end of the series.
+# If the gap between an end of the range and the nearest sample exceeds this many usual gaps, the
+# series itself begins or ends in the range.
 _GAP = 1.1
 
 

@@ -1,7 +1,8 @@
 """The store of scraped series, which uses bounded memory. Pure.
 
-Times are Unix milliseconds. When its source no longer has a series, a mark ends the series, as in
-Prometheus. At later instants the series has no value, and ranges skip the mark.
+Times are Unix milliseconds. When the source of a series no longer has the series, a mark (a special
+NaN) ends the series, as in Prometheus. At later instants the series has no value, and ranges skip
+the mark.
 """
 
 import struct
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 Labels = frozenset[tuple[str, str]]
 Sample = tuple[str, Labels, float]
 LOOKBACK_MS = 300_000
-# A NaN that no computation produces.
+# The mark that ends a series, which is a NaN that no computation produces.
 _END_BYTES = bytes.fromhex("7ff80000005c1ace")
 (_END,) = struct.unpack(">d", _END_BYTES)
 

@@ -1,7 +1,8 @@
 """The present golden prompts, and their messages for each node. Pure, updated incrementally.
 
-The state changes frequently, and thousands of models may have prompts. So only models whose
-releases or prompts have changed are recomputed. Nodes with the same bases share one list per round.
+An asking is a golden prompt for one base and adapter (`Asking`). The state changes frequently, and
+thousands of models may have prompts. So only models whose releases or prompts have changed are
+recomputed. Nodes with the same bases share one list per round.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +50,7 @@ class Board:
         prompts: Prompts,
         token_ids: Mapping[str, Sequence[tuple[int, ...]]] = MappingProxyType({}),
     ) -> None:
-        """Recompute the askings of changed models. `token_ids` is that of `askings.defaults`."""
+        """Recompute the askings of changed models. `token_ids` is as in `askings.defaults`."""
         if prompts is not self._prompts:
             self._prompts, self._of_model = prompts, _by_model(prompts, self._of_model)
         models: dict[str, _Model] = {}

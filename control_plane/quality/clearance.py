@@ -1,4 +1,7 @@
-"""Decides when an accused replica has answered correctly often enough. Pure."""
+"""Decides when an accused replica has answered correctly often enough. Pure.
+
+An asking is a golden prompt for one base and adapter (`Asking`).
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -14,8 +17,8 @@ def right_answers(
 ) -> dict[str, list[str]]:
     """Return the platform's askings that accused replicas have answered correctly.
 
-    Only answers to prompts after the ejection count, by the clocks of the node and the router. If
-    the clocks differ, a replica is cleared too late or too early.
+    Only answers to prompts that were sent after the ejection count. The node's clock is compared
+    with the router's clock, so a difference of the clocks clears a replica too late or too early.
 
     Args:
         cases: The judgements of a batch, by group.
@@ -41,7 +44,7 @@ def right_answers(
 
 
 def are_all_right(askings: Mapping[str, Asking], right: Iterable[str]) -> bool:
-    """Return whether the askings include all platform askings of their base."""
+    """Return whether a replica with these right answers has answered all platform askings."""
     own = frozenset(right)
     bases = {askings[one].base_digest for one in own if one in askings}
     wanted = {

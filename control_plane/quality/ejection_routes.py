@@ -16,7 +16,7 @@ _SHOWN = (
     *("replica_id", "router_id", "cell_id", "epoch", "evidence", "wrong", "asked"),
     *("ejected_at_unix_ms", "heard_at", "ended_at", "outcome"),
 )
-# Sorts chronologically, and is unique because replica, router and time are.
+# Id of a row, which sorts chronologically. No two ejections have the same replica, router and time.
 _ID = func.concat_ws(
     "/",
     func.lpad(cast(ejections.c.ejected_at_unix_ms, Text), 19, "0"),

@@ -24,7 +24,7 @@ CONFIRMED, CLEARED = "confirmed", "cleared"
 
 @dataclass(frozen=True, slots=True)
 class Ejection:
-    """The newest open ejection of a replica, with columns of the table `ejections`."""
+    """An ejection of a replica for wrong answers, with columns of the table `ejections`."""
 
     replica_id: str
     router_id: str

@@ -40,7 +40,7 @@ class Answer:
     Attributes:
         number: Number of the answer. Later answers have greater numbers.
         text: Text of the answer, or None if the replica did not answer. A missing answer is not
-            judged, but counts as a run.
+            judged, but is one of the replica's latest answers.
         is_new: Whether the answer was not judged before.
     """
 

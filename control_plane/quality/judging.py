@@ -38,9 +38,9 @@ from sluice.ids import new_id
 
 log = structlog.get_logger(__name__)
 
-_BATCHES_MAX = 8  # batches per turn, after which new answers are stored first
+_BATCHES_MAX = 8  # Largest number of batches per turn. New answers are stored between two turns.
 _DEADLINE_S = 4.0  # seconds per batch
-_EXAMINE_S = 1.0  # seconds per batch after which no further group is begun
+_EXAMINE_S = 1.0  # seconds after the begin of a batch from which no further group is begun
 _GROUP_S = 1.0  # seconds after which a group counts as failed if its batch misses the deadline
 
 

@@ -8,10 +8,10 @@ from control_plane.quality.askings import Asking
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
 _SETS_MAX = 4096  # largest number of cached sets of bases
-# Bytes of all cached messages. The sets that were least recently used are dropped first.
+# Largest number of bytes of all cached messages. The least recently used sets are dropped first.
 _BYTES_MAX = 64 << 20
-_SET_BYTES = 1024  # bytes counted for a set itself
-_FIELD_BYTES = 256  # bytes counted for a message object
+_SET_BYTES = 1024  # bytes that a set counts in addition to its messages
+_FIELD_BYTES = 256  # bytes that a message object counts in addition to its serialized size
 
 Bases = frozenset[str]
 
@@ -58,7 +58,8 @@ class Messages:
         Args:
             bases: Bases of the nodes.
             round_: Number of the round.
-            choose: Returns the askings of the round. It is called if the messages are not cached.
+            choose: Returns the golden prompts of the round. It is called if the messages are not
+                cached.
         """
         known = self._sets.pop(bases, None)
         if known is None or known.round != round_:

@@ -1,4 +1,4 @@
-"""The progress of a batch and its slowest group, shared with the thread that judges."""
+"""The progress of judging one batch and its slowest group, shared with the judging thread."""
 
 from collections.abc import Callable
 

@@ -71,7 +71,7 @@ class AnswerReport:
     Attributes:
         node_id: Node that reported the answer.
         replica_id: Replica that answered.
-        asking: Asking that was answered.
+        asking: Golden prompt that was answered.
         text: Text of the answer, or None if the replica did not answer.
         error: Reason why there is no answer.
         asked_at_unix_ms: Time at which the replica received the prompt, in Unix milliseconds of the
@@ -100,7 +100,7 @@ def _of(groups: Sequence[Group]) -> Subquery:
 
 
 async def prompts_mark(connection: AsyncConnection) -> tuple[int, int]:
-    """Return a mark that changes when a prompt is added or removed. Prompts are immutable."""
+    """Return numbers that change when a prompt is added or removed. Prompts are immutable."""
     count, mark = (await connection.execute(_PROMPTS_MARK)).one()
     return int(count), int(mark)
 
@@ -287,7 +287,7 @@ async def claim(
 
 
 async def sizes(connection: AsyncConnection, pools: Iterable[str]) -> dict[str, int]:
-    """Return the largest possible number of answers to one asking, by pool."""
+    """Return the largest possible number of answers to one golden prompt, by pool."""
     t = tables.replicas.c
     query = select(t.pool_id, func.count()).group_by(t.pool_id)
     rows = await connection.execute(query.where(t.pool_id == any_(_listed(sorted(set(pools))))))
@@ -411,7 +411,7 @@ async def spent(connection: AsyncConnection) -> Spent:
 
 
 async def holdback(connection: AsyncConnection, budget: ReplacementBudget) -> Holdback:
-    """Return the replicas that are not replaced at present."""
+    """Return the limits on new replicas while too many replicas answer wrongly."""
     return (await spent(connection)).holdback(budget)
 
 

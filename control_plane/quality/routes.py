@@ -34,8 +34,8 @@ from control_plane.tables import models, pools
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.ids import new_id
 
-PROMPTS_MAX = 16  # per model
-# largest number for all models of a tenant, and for all models without an owner
+PROMPTS_MAX = 16  # largest number of prompts per model
+# largest number of prompts for all models of a tenant, and for all models without an owner
 PROMPTS_OF_OWNER_MAX = 256
 _RESULTS_MAX = 5000  # largest number of answers that are read for one page
 

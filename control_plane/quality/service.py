@@ -74,7 +74,7 @@ class Meter(Protocol):
         ...
 
     def show_quality(self, alerts: Mapping[str, int]) -> None:
-        """Set how many alerts of each kind there are."""
+        """Set the number of open alerts by kind."""
         ...
 
 
@@ -130,7 +130,7 @@ class Quality:
         return 0 if found is None else found.ejected_at_unix_ms
 
     def suspected_at_unix_ms(self, replica_id: str) -> int:
-        """Return the Unix time (ms) at which a suspected replica was last spared, or 0."""
+        """Return the Unix time (ms) at which a suspect last had to stay in service, or 0."""
         return self._suspected.get(replica_id, 0)
 
     async def accuse(self, request: control.AccuseRequest) -> None:
@@ -192,7 +192,7 @@ class Quality:
         has_news = bool(self._reports.waiting)
         try:
             await self._reports.write()
-        # answers that were stored earlier can still be judged
+        # The step continues, because answers that were stored earlier can still be judged.
         except (DatabaseDownError, *ERRORS) as error:
             log.warning("answers_not_written", error=str(getattr(error, "reason", error)))
         now_s = time.monotonic()

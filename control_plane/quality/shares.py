@@ -5,12 +5,13 @@ KiB. The platform's own prompts, a few per base, have a reserved part. The owner
 the rest. An owner whose need is less than an equal share receives its need, and the other owners
 share the remainder.
 
-Prompts that do not fit at the same time are chosen in turns. The owners form a ring, as do the
-prompts of each owner, and a round continues where the previous round ended. The position follows
-from the number of the round, so no state is stored. Therefore every control plane chooses the same
-prompts. All nodes with the same bases receive the same prompts, so that their answers can be
-compared. All releases of a prompt are chosen in the same round, because a rollout would otherwise
-compare answers to different prompts.
+An asking is a golden prompt for one base and adapter (`Asking`). Prompts that do not fit at the
+same time are chosen in turns. A turn is the capacity for one prompt of one owner in one round. The
+owners form a ring, as do the prompts of each owner, and a round continues where the previous round
+ended. The position follows from the number of the round, so no state is stored. Therefore every
+control plane chooses the same prompts. All nodes with the same bases receive the same prompts, so
+that their answers can be compared. All releases of a prompt are chosen in the same round, because a
+rollout would otherwise compare answers to different prompts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +22,11 @@ from control_plane.quality.askings import Asking
 
 NODE_PROMPTS_MAX = 64
 NODE_BYTES_MAX = 256 << 10
-# number of a node's prompts that are reserved for the platform, if its bases have so many
+# Number of prompts per node that are reserved for the platform. If the node's bases have fewer
+# platform prompts, owners use the difference.
 DEFAULTS_RESERVED = 16
-# Seconds of a round. At the usual interval, they suffice for the three answers that a judgement
-# needs.
+# Duration of a round in seconds. A replica usually answers a prompt every 60 s, so that a round
+# suffices for the three answers that a judgement needs.
 ROUND_S = 300
 _UNIT_BYTES = NODE_BYTES_MAX // NODE_PROMPTS_MAX
 _TOKEN_BYTES_MAX = 5  # bytes of a token id as a varint
@@ -32,13 +34,14 @@ _FRAME_BYTES = 64  # bytes for numbers, tags and lengths in the message of a pro
 # Largest size of an item in units. Three releases of the longest prompt need 9 units.
 _ITEM_UNITS_MAX = 16
 _Kind = TypeVar("_Kind")
-# While rollouts wait for prompts, every fourth turn of an owner is for its other prompts.
+# While rollouts wait for answers, every fourth turn of an owner is for its other prompts, so that
+# these prompts are still run.
 _TURNS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A prompt with all its askings for one base."""
+    """A golden prompt for one base, with one asking (`Asking`) per adapter."""
 
     askings: tuple[Asking, ...]
     units: int
@@ -56,9 +59,9 @@ def chosen(
     """Return the askings of a round for a node, the platform's askings first.
 
     Each of an owner's n prompts is chosen within n * owners / slots + 1 rounds. While a rollout
-    waits for some of them, it is chosen within 8 * n * owners / slots + 2 rounds. Slots are the
-    common capacity of the owners that need more than an equal share. For example, with 1,000 such
-    owners there are 48 to 63 slots, if no prompt is for several releases.
+    waits for some of these prompts, each prompt is chosen within 8 * n * owners / slots + 2 rounds.
+    Slots are the turns per round of all owners that need more than an equal share. For example,
+    with 1,000 such owners there are 48 to 63 slots, if no prompt is for several releases.
 
     Args:
         defaults: Askings of the platform for the bases of the node, by id.
@@ -95,7 +98,7 @@ def item_of(askings: Sequence[Asking]) -> Item | None:
 
 
 def _shared(items: Mapping[str, Sequence[Item]], room: int, round_: int) -> list[Item]:
-    """Return the items that fit, first by the turns of all owners, then any further items."""
+    """Return the items that fit. The owners' turns are used first, then the remaining units."""
     longest = max(item.units for all_ in items.values() for item in all_)
     slots = room // longest
     large = sorted((owner for owner in items if items[owner]), key=lambda one: len(items[one]))
@@ -116,7 +119,7 @@ def _shared(items: Mapping[str, Sequence[Item]], room: int, round_: int) -> list
 
 
 def _turns(slots: int, place: int, owners: int) -> int:
-    """Return the number of an owner's turns among the first `slots` turns."""
+    """Return how many of the first `slots` turns belong to the owner at `place` in the ring."""
     return (slots - place + owners - 1) // owners
 
 
@@ -136,7 +139,7 @@ def _ordered(
     others = [item for item in items if not item.is_rollout]
     if not rollouts or not others:
         return _turn(items, before)
-    # all rollout prompts fit, with capacity for other prompts
+    # all rollout prompts fit into three quarters of the owner's turns
     if _TURNS * len(rollouts) <= (_TURNS - 1) * steady:
         return rollouts + _turn(others, before - round_ * len(rollouts))
     found: dict[str, Item] = {}
@@ -152,7 +155,7 @@ def _ordered(
 
 
 def _filled(waiting: Sequence[Sequence[Item]], room: int) -> list[Item]:
-    """Return further items that fit, one item per owner in turn."""
+    """Return further items that fit in `room` units, alternating between the owners."""
     found: list[Item] = []
     rings = [iter(all_) for all_ in waiting]
     while rings and room > 0:

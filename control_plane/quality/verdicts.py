@@ -50,7 +50,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """An answer in stored form."""
+    """A stored answer, with its replica and the time at which the prompt was sent."""
 
     replica_id: str
     answer: Answer
@@ -102,7 +102,7 @@ class Spent:
     open_nodes: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def holdback(self, budget: ReplacementBudget) -> Holdback:
-        """Return the replicas that are not replaced now.
+        """Return the limits on new replicas that follow from the quarantines and the budget.
 
         If an operator lifts a quarantine, its replica is replaced.
         """
@@ -120,8 +120,8 @@ class Spent:
 class HeldReplica:
     """A replica that is quarantined beyond the budget of its pool or its node.
 
-    Until the period of the budget is over, the pool receives no replacement, or the node no new
-    replica.
+    Until the period of the budget is over, the pool receives no replacement (budget `pool`), or the
+    node receives no new replica (budget `node`).
     """
 
     replica_id: str
@@ -140,7 +140,7 @@ class Accusation:
 
 @dataclass(frozen=True, slots=True)
 class AskingCase:
-    """The judgement of a pool's answers to one asking.
+    """The judgement of a pool's answers to one golden prompt (`Asking`).
 
     Attributes:
         asking: The asking that was answered.
@@ -212,7 +212,7 @@ def examine(
             cases[group] = _examine(
                 asking, all_, of_pool.get(group[0], ()), truths.get(group), accused
             )
-        except Exception as error:  # noqa: BLE001 - whatever it is, the others are judged
+        except Exception as error:  # noqa: BLE001 - any error concerns only this group
             failures[group] = error
     return cases, failures
 

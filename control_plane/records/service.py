@@ -24,7 +24,7 @@ class RecordService(RecordServiceServicer):
     """Serves the gRPC service `RecordService`."""
 
     def __init__(self, database: Database) -> None:
-        """Create the service."""
+        """Create the service, which reads and writes records in `database`."""
         self._database = database
 
     async def Create(  # noqa: N802 - gRPC's name

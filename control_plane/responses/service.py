@@ -25,13 +25,13 @@ class StateService(StateServiceServicer):
     """Serves the gRPC service `StateService`."""
 
     def __init__(self, database: Database) -> None:
-        """Create the service."""
+        """Create the service, which reads and writes responses in `database`."""
         self._database = database
 
     async def Keep(  # noqa: N802 - gRPC's name
         self, request: wire.KeepRequest, context: _Context
     ) -> wire.KeepResponse:
-        """Store the responses that clients may continue later, according to their gateways."""
+        """Store the responses that a gateway sends, because clients may continue them later."""
         stored = request.responses
         if len(stored) > IDS_MAX or not all(is_response_id(it.id) for it in stored):
             await context.abort(

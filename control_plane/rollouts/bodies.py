@@ -42,6 +42,6 @@ class RolloutBody(AdminBody):
 
 
 class PromoteBody(AdminBody):
-    """The stage to end. Another stage is never ended, for example after a stale reading."""
+    """The number of the stage to end. No other stage ends, even if the caller's view is stale."""
 
     stage: Annotated[int, Field(ge=0, le=100)]

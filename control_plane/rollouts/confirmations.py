@@ -8,7 +8,7 @@ _DEADLINE_S = 2.0  # Seconds. A failure does no harm, because gateways repeat co
 
 
 class Confirmations:
-    """Stores the versions of the splits that gateways follow."""
+    """Stores which version of the splits each gateway follows."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

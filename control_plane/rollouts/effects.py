@@ -164,7 +164,7 @@ async def _releases(
 
 
 async def _finish(connection: AsyncConnection, kept: KeptRollout) -> None:
-    """Point the model at the canary release, because the rollout has ended well."""
+    """Point the model at the canary release, because the rollout has succeeded."""
     _, canary = await both_releases(connection, kept)
     values = {
         "base_digest": canary.base_digest,

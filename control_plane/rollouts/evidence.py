@@ -1,10 +1,10 @@
 """Turns the raw counts of a window into proportions of bad requests for the tests. Pure.
 
 Every metric becomes a share of bad requests, because shares can be tested without assumptions on
-distributions. Examples are a latency above control's 95 % quantile, and an answer that is longer
-than control's. The quantiles for a window are computed from earlier windows of control only, so
-that the tested data do not influence their own thresholds. Each window is tested with its own
-thresholds.
+distributions. Examples of bad requests are a latency above control's 95 % quantile, and an answer
+that is longer than 95 % of control's answers. The quantiles for a window are computed from earlier
+windows of control only, so that the tested data do not influence their own thresholds. Each window
+is tested with its own thresholds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,9 +43,9 @@ class Metric(StrEnum):
     GOLDEN = "golden"
 
 
-# Number of control's answers up to which windows are pooled, for properties of answers. A window
-# with one answer of canary and two of control has hardly any evidence. Pooling is safe for these
-# properties, because incidents do not make answers longer or empty.
+# Number of control's answers up to which consecutive windows are pooled, for properties of answers.
+# A window with one answer of canary and two of control has hardly any evidence. Pooling is safe for
+# these properties, because incidents do not make answers longer or empty.
 CONTENT_REFERENCE_MIN = 32
 CONTENT = frozenset(
     {
@@ -124,7 +124,7 @@ class ScoreEvidence:
 
     @property
     def base_likes(self) -> Count:
-        """The count of answers as likely under the base as under the adapter, of all scored."""
+        """The count of base-like answers, with the number of scored answers as its total."""
         return Count(self.base_like, self.answers)
 
 
@@ -188,12 +188,11 @@ class Arm:
 
     @property
     def faults(self) -> Count:
-        """The count of failures that the release may have caused, of its requests.
+        """The count of failures that the release may have caused, with its requests as the total.
 
         Client errors (4xx, disconnects) and rejections by policy (429, 503 for limits, overload,
-        drain) are left out. They depend on callers and capacity, and not on the release.
-        Client errors arrive in bursts, so a single misbehaving client could otherwise cause a
-        rollback.
+        drain) are left out. They depend on callers and capacity, and not on the release. Client
+        errors arrive in bursts, so a single misbehaving client could otherwise cause a rollback.
         """
         bad = sum(
             count for code, count in self.errors.items() if _is_evidence(code, ErrorEvidence.FAULT)
@@ -319,7 +318,7 @@ def scale(baseline: Baseline) -> Thresholds:
 
 
 def known(baseline: Baseline, thresholds: Thresholds) -> dict[Metric, Count]:
-    """Return the past counts of control by metric, except for unknown metrics."""
+    """Return the past counts of control by metric, without metrics that have no threshold."""
     ttft, tpot = thresholds.ttft_ms_high, thresholds.tpot_us_high
     high, low = thresholds.output_tokens_high, thresholds.output_tokens_low
     unlikely, unsure = thresholds.surprisal_mnats_high, thresholds.entropy_mnats_high
@@ -427,7 +426,7 @@ def _low(histogram: Histogram) -> int:
 
 
 def _tail_buckets(counts: Iterable[int], total: int) -> int:
-    """Return the number of leading buckets with at most `_TAIL` of the values, but not all."""
+    """Return how many leading buckets together have at most `_TAIL` of the values, never all."""
     within = takewhile(lambda below: below <= _TAIL * total, accumulate(counts))
     return min(sum(1 for _ in within), BUCKETS - 1)
 

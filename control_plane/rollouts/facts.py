@@ -69,8 +69,8 @@ class Facts:
     """The observations of the loop about a rollout at one step.
 
     Attributes:
-        is_taken_over: Whether another process stepped the rollout before.
-        not_ready: Numbers of the stages that the fleet cannot serve.
+        is_taken_over: Whether another process performed the last step of the rollout.
+        not_ready: Numbers of the stages that the fleet cannot serve yet.
         ready: Numbers of the stages that the fleet can serve.
         windows: Evidence since the last window that was applied.
         is_confirmed: Whether all gateways follow the split as it was before this step.
@@ -206,8 +206,8 @@ def must_store(before: Rollout, after: Rollout) -> bool:
 def wanted_split(rollout: Rollout, *, is_live: bool) -> tuple[int, int] | None:
     """Return the share and the mirrored share of the split, or None for no split.
 
-    An aborted rollout keeps its split with an empty canary until the gateways have confirmed it. A
-    planned rollout also has a split, so that control is measured before the start.
+    An aborted rollout keeps its split with a canary share of 0 until the gateways have confirmed
+    it. A planned rollout also has a split, so that control is measured before the start.
     """
     if not is_live or rollout.phase in {Phase.ROLLED_BACK, Phase.DONE}:
         return None
@@ -217,6 +217,6 @@ def wanted_split(rollout: Rollout, *, is_live: bool) -> tuple[int, int] | None:
 def may_settle(rollout: Rollout, *, is_confirmed: bool) -> bool:
     """Return whether the fleet can end its preparations for the rollout.
 
-    A rolled back rollout needs no further confirmation, because its phase implies one.
+    A rollout is rolled back only after such a confirmation, so this phase needs no further one.
     """
     return rollout.phase is Phase.ROLLED_BACK or (rollout.phase in ENDED and is_confirmed)

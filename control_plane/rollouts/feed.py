@@ -19,7 +19,8 @@ from sluice.errors import ErrorCode
 from sluice.identity import CertificateRole
 
 _DEADLINE_S = 5.0
-# Limits the windows per call, so that a control plane catches up in short steps after an absence.
+# Largest number of windows per call, so that a control plane catches up in short steps after an
+# absence.
 _WINDOWS_MAX = 60
 _ROLLOUTS_MAX = 1_000
 _SPANS_MAX = 1_000

@@ -333,8 +333,8 @@ def _judged(rollout: Rollout, window: Window, now_ms: int) -> Rollout:
     is_watched = (
         rollout.phase in _GOING and rollout.is_ready and window.start_ms >= rollout.watching_ms
     )
-    # While control's rate is unknown, the tests bet nothing. A window of this period must not count
-    # for the sample that permits a larger share.
+    # While control's rate is unknown, the tests bet nothing, so their evidence does not change. A
+    # window of this period must not count for the sample that permits a larger share.
     is_judged = not rollout.current.is_compared or any(
         test.bets > rollout.tests[metric].bets for metric, test in tests.items()
     )
@@ -369,7 +369,7 @@ def _verdict(rollout: Rollout, gate: Gate, now_ms: int) -> Verdict:
 
 
 def _after_time(rollout: Rollout, now_ms: int) -> Rollout:
-    """Return the rollout after time has passed. The first rule that applies decides."""
+    """Return the rollout after a check of its time limits. The first exceeded limit decides."""
     plan = rollout.plan
     if rollout.phase is Phase.PAUSED and now_ms - rollout.paused_ms > plan.pause_max_s * 1000:
         return _sent_back(rollout, Reason.PAUSED_TOO_LONG)
@@ -398,8 +398,8 @@ def _after_stage(rollout: Rollout, now_ms: int) -> Rollout:
 def _after_short_stage(rollout: Rollout, now_ms: int) -> Rollout:
     """Return the rollout after a stage that reached its longest duration with too little evidence.
 
-    If golden answers are missing, no plan ends the stage as passed, because the release was never
-    compared. More traffic would not change that, so an operator has to decide.
+    If golden answers are missing, the release was never compared, so the stage does not pass under
+    any plan. More traffic would not change that, so an operator has to decide.
     """
     _, unasked = rollout.golden_sample
     reason = Reason.UNASKED if unasked else Reason.TOO_LITTLE_TRAFFIC

@@ -26,11 +26,12 @@ GOLDEN_SAMPLE_MIN = 20
 class Stage(AdminBody):
     """A share of the traffic, and its duration.
 
-    A stage ends when it was watched for `duration_min_s` *and* `sample_min` requests were counted
-    of canary, and of control where that has traffic. With less traffic the stage continues up to
-    `duration_max_s`. At that time `sample_light` requests are enough, or `sample_min` if
-    `sample_light` is None. With still fewer requests, `Plan.when_short` decides. A shadow stage
-    sends canary copies of a share of requests, and clients never receive the answers.
+    A stage ends when it was watched for `duration_min_s` *and* `sample_min` requests of canary were
+    counted. If control has traffic, `sample_min` requests of control are needed as well. With less
+    traffic the stage continues up to `duration_max_s`. At that time `sample_light` requests are
+    enough, or `sample_min` if `sample_light` is None. With still fewer requests, `Plan.when_short`
+    decides. A shadow stage sends canary copies of a share of requests, and clients never receive
+    the answers.
     """
 
     model_config = ConfigDict(json_schema_extra=SHARE.describe)
@@ -135,8 +136,8 @@ class Plan(AdminBody):
     """The stages and gates of a rollout.
 
     Attributes:
-        stages: Stages in their order, of which only the first may be a shadow stage, and the last
-            stage has all traffic.
+        stages: Stages in their order. Only the first may be a shadow stage, and the last has all
+            traffic.
         gates: Gates, one for each metric that counts.
         alpha: False-alarm rate of the whole rollout, as a probability. Alpha is the highest
             probability that any gate, in any stage, rolls back a release that is not worse than

@@ -43,7 +43,7 @@ class KeptRollout:
 
     Attributes:
         id: Id of the rollout.
-        model_id: Model of the release.
+        model_id: Model whose requests the rollout moves.
         control: Name of the release that the model points at.
         canary: Name of the new release.
         owner: Id of the tenant that owns the model, or None for a public model.

@@ -31,7 +31,8 @@ _KIND = "models"
 class RollbackBody(AdminBody):
     """The release to serve again.
 
-    Without a release, a live rollout is aborted. If there is none, the previous release is served.
+    Without a release, a live rollout is aborted. If there is no live rollout, the previous release
+    is served.
     """
 
     release: Annotated[ReleaseName, Field(max_length=64)] = ""

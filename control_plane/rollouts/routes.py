@@ -1,4 +1,4 @@
-"""REST of rollouts, which creates them, reads them and executes operators' commands.
+"""REST that creates and reads rollouts, and executes operators' commands on rollouts.
 
 The REST of plans is `control_plane.rollouts.plan_routes`.
 """

@@ -238,7 +238,7 @@ class Rollouts:
     async def _work(
         self, connection: AsyncConnection, rollout_id: str, seen: Facts
     ) -> list[News] | None:
-        """Step a rollout in one transaction, or return None if another process has it."""
+        """Step a rollout in one transaction. Return None if another process has claimed it."""
         kept = await repository.lock_own(connection, rollout_id, self._process)
         if kept is None:
             return None
@@ -264,7 +264,8 @@ class Rollouts:
     ) -> bool:
         """Return whether all gateways follow the present split.
 
-        Only the end of a rollout depends on the answer, so PostgreSQL is queried only there.
+        Only the end of a rollout depends on the answer, so PostgreSQL is queried only if a rollout
+        may end.
         """
         if kept.state.phase is not Phase.HALTED and kept.state.phase not in ENDED:
             return False

@@ -243,7 +243,7 @@ class Rollout:
 
     @property
     def is_short_of_fleet(self) -> bool:
-        """Whether the fleet is not ready, either for the next stage or again for this stage."""
+        """Whether the fleet is not ready for the next stage, or no longer ready for this stage."""
         return self.is_waiting or not self.is_ready
 
     @property
@@ -270,14 +270,14 @@ _OPEN = frozenset({Phase.SHADOW, Phase.RUNNING, Phase.PAUSED})
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """An operator starts the rollout."""
+    """Event: an operator starts the rollout."""
 
     kind: Literal["start"] = "start"
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The fleet can serve a stage, because its replicas are ready and have the adapter."""
+    """Event: the fleet can serve a stage, because its replicas are ready and have the adapter."""
 
     stage: int
     kind: Literal["ready"] = "ready"
@@ -285,7 +285,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class NotReady:
-    """The fleet can no longer serve the stage, for example after a loss of replicas."""
+    """Event: the fleet can no longer serve the stage, for example after a loss of replicas."""
 
     stage: int
     kind: Literal["not_ready"] = "not_ready"
@@ -293,7 +293,7 @@ class NotReady:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """An operator pauses the rollout.
+    """Event: an operator pauses the rollout.
 
     The share does not change, and a worse release is still rolled back.
     """
@@ -303,25 +303,25 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """An operator resumes a paused rollout."""
+    """Event: an operator resumes a paused rollout."""
 
     kind: Literal["resume"] = "resume"
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """An operator aborts the rollout, and all requests go back to control."""
+    """Event: an operator aborts the rollout, and all requests go back to control."""
 
     kind: Literal["abort"] = "abort"
 
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """An operator ends a stage early.
+    """Event: an operator ends a stage early.
 
     Attributes:
-        stage: Number of the stage that the operator read. If another stage is present, it does not
-            end.
+        stage: Number of the stage that the operator read. If the rollout is in another stage, no
+            stage ends.
         kind: Discriminator of the union `Event`.
     """
 
@@ -331,7 +331,7 @@ class Promote:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Windows of evidence, in order. Windows that were applied before are ignored."""
+    """Event: windows of evidence, in order. Windows that were applied before are ignored."""
 
     windows: tuple[Window, ...]
     kind: Literal["evidence"] = "evidence"
@@ -339,7 +339,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """The model has golden prompts with an expected answer, or no longer has any."""
+    """Event: the model has golden prompts with an expected answer, or no longer has any."""
 
     exist: bool
     kind: Literal["expectations"] = "expectations"
@@ -347,28 +347,28 @@ class Expectations:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. The loop sends this event every few seconds."""
+    """Event: a check of the time limits is due. The loop sends this event every few seconds."""
 
     kind: Literal["tick"] = "tick"
 
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """A process steps the rollout for the first time, after a restart or a takeover."""
+    """Event: a process takes its first step of the rollout, after a restart or a takeover."""
 
     kind: Literal["restarted"] = "restarted"
 
 
 @dataclass(frozen=True, slots=True)
 class SentBack:
-    """Every gateway has confirmed that canary receives no requests."""
+    """Event: every gateway has confirmed that canary receives no requests."""
 
     kind: Literal["sent_back"] = "sent_back"
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The rollout's model, release or pool no longer exists."""
+    """Event: the rollout's model, release or pool no longer exists."""
 
     reason: Reason
     kind: Literal["gone"] = "gone"

@@ -127,7 +127,7 @@ def read_actuators(file: Path | None) -> dict[str, Actuator]:
 def owners(node_ids: Iterable[str], actuators: Mapping[str, Actuator]) -> dict[str, str]:
     """Return the actuator of each node that has an actuator.
 
-    If several match, the longest prefix wins.
+    If several actuators match, the longest prefix wins.
     """
     closest = sorted(actuators.values(), key=lambda one: -len(one.nodes))
     found: dict[str, str] = {}

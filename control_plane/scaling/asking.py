@@ -34,7 +34,7 @@ _REPEAT_S = 60.0
 class NodeAsking:
     """Owns one task per actuator.
 
-    Compares the nodes of each actuator with the need, and requests more.
+    Compares the nodes of each actuator with the need, and requests missing nodes.
     """
 
     def __init__(

@@ -18,9 +18,10 @@ class ScalingBody(AdminBody):
     """Bounds within which a pool is scaled.
 
     If `is_on` is false, the number of replicas is only planned and shown. `minute_worth` is the
-    worth of one avoided violated minute, in minutes of the pool at its maximum. A replica is kept
-    for `hold_s` after demand last needed it. With `replicas_min` 0, the pool is scaled to zero
-    after `idle_s` without a request. `price` is money per replica and hour, for the budget.
+    cost that is worth one avoided violated minute. Its unit is a minute of `replicas_max` replicas.
+    A replica is kept for `hold_s` after demand last needed it. With `replicas_min` 0, the pool is
+    scaled to zero after `idle_s` without a request. `price` is money per replica and hour, for the
+    budget.
 
     Sleeping replicas serve within seconds. `sleepers_share` is their number per replica of the
     busiest quarter-hour of the day, and `sleepers_min` is their least number. The default share is

@@ -219,7 +219,7 @@ class DemandHistory:
         return len(recent)
 
     def _projected(self) -> float:
-        """Return the demand at a surge's end, if the rise continues for its past duration."""
+        """Return the demand at a surge's end, if the rise goes on for as long as it has lasted."""
         lasting = self._lasting()
         recent = list(self.buckets)
         top = max(fmean(recent[-_NOW - 2 : -2] or recent), self.now)

@@ -190,7 +190,7 @@ class _Queues:
         return self.waiting[0] if len(self.waiting) == 1 else sum(self.waiting[:-1])
 
     def ahead(self) -> list[float]:
-        """Return for each tier except batch the waiting work of it and of all higher tiers."""
+        """Return for each tier except batch the work that waits in it and in all higher tiers."""
         upper = self.waiting[:-1] or self.waiting
         return list(accumulate(upper))
 

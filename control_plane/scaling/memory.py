@@ -31,7 +31,7 @@ class Memory:
         seen: Reported sums that the history includes, or None before the first round.
         asks: Replicas that demand needed in earlier rounds, in the form of `PoolState.asks`.
         boots_s: Measured boot times of the pool's last replicas, in seconds.
-        known_since: Start of the rounds without a gap.
+        known_since: Time since which rounds have followed each other without a gap.
         demand_at: Time of the last round with demand.
         looked_at: Time of the last round, or 0 before the first round.
         observes_until: End of the time in which the number of replicas is not changed.

@@ -53,7 +53,8 @@ class ScalingSettings:
     Attributes:
         replicas_min: Least number of replicas. With 0, an idle pool is scaled to zero.
         replicas_max: Greatest number of replicas.
-        minute_worth: Minutes of the pool at its maximum that one avoided violated minute is worth.
+        minute_worth: Cost that is worth one avoided violated minute, in minutes of `replicas_max`
+            replicas.
         idle_s: Seconds without demand after which a pool whose minimum is 0 is scaled to zero.
         accelerators: Accelerators of one replica.
         price: Money per replica and hour.

@@ -72,7 +72,7 @@ class NodesAsk:
     empty: tuple[str, ...] = ()
 
     def step(self, found: int) -> int:
-        """Return the next number of nodes.
+        """Return the number of nodes to set, for an actuator that has `found` nodes now.
 
         An increase is immediate. A decrease waits until surplus nodes are empty.
         """

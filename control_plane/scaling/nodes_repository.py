@@ -21,7 +21,8 @@ async def groups(
 ) -> dict[str, NodeGroup]:
     """Return the nodes and pools of each actuator that a scaled pool has chosen.
 
-    The number of replicas includes the needs of rollouts, which may exceed the number of scaling.
+    The number of replicas includes the needs of rollouts, which may exceed the scaling loop's
+    number.
     """
     p, s = tables.pools.c, pool_scalings.c
     count = func.greatest(p.scaled_replicas, func.coalesce(p.rollout_replicas, 0))

@@ -3,7 +3,7 @@
 Capacity covers the demand expected within the boot time of a replica. Spare replicas are added as
 long as the avoided violated minutes are worth more than the replicas. A backlog adds further
 replicas, which are removed as soon as the backlog is gone. A replica is removed only when no round
-of the last minutes needed it, so the hysteresis is one of time.
+of the last minutes needed it, so that short drops of demand change nothing.
 
 Deferrable work is work whose permitted wait is longer than a boot. Deferrable work needs no spare
 capacity, since it can wait until noise and surges have passed. Sleeping replicas count as spare
@@ -28,7 +28,8 @@ from control_plane.scaling.sharing import shared
 
 _UTILISATION = 0.97  # share of a replica's time that can be used before a queue forms
 _NOISE_SIGMAS = 2.0  # standard deviations of a bucket's demand that are served without a queue
-# standard deviations of the demand in a surge, fewer because its projection is already high
+# Standard deviations of a surge's demand that are served without a queue. They are fewer, because
+# the projection of a surge is already high.
 _SURGE_SIGMAS = 1.3
 _PEAK_SIGMAS = 1.0  # standard deviations of the demand at a surge's peak
 # Minutes that a surge violates without spare capacity, for one boot and the backlog
@@ -103,7 +104,7 @@ def _plan_pool(state: PoolState, now: float) -> PoolPlan:
 
 
 def _demand_reasons(state: PoolState) -> tuple[list[ScalingReason], float]:
-    """Return the reasons of demand, spare and backlog, and the demand that hysteresis remembers."""
+    """Return the reasons of demand, spare replicas and backlog, and the demand to remember."""
     facts = state.facts
     forecast = state.history.forecast(state.boot_s(1.0) + state.history.bucket_s)
     need = _need(forecast, facts)

@@ -29,7 +29,7 @@ class PlanRule:
     every_s = int(BUCKET_S)
 
     def __init__(self, settings: ScalingSettings, terms: Terms) -> None:
-        """Begin with a pool whose boot times are measured and whose history is empty."""
+        """Create the policy for a pool with measured boot times and an empty history."""
         self._state = PoolState(settings, PoolFacts(0, 0, 0.0))
         least_s, greatest_s = terms.boot_s
         for part in range(_BOOTS):

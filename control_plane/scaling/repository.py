@@ -29,7 +29,7 @@ from control_plane.scaling.tables import (
 )
 from control_plane.scaling.work import PoolSpeed, restored
 
-BUDGET = "fleet"  # id of the only row
+BUDGET = "fleet"  # id of the only row of the table `scaling_budgets`
 _FORGOTTEN_AFTER = timedelta(days=1)  # age at which reports of vanished routers are deleted
 CHANGES_KEPT_DAYS = 30
 
@@ -245,7 +245,7 @@ class _PoolRows:
 async def _reports(
     connection: AsyncConnection, ids: Sequence[str], fresh_s: float
 ) -> tuple[dict[str, list[Any]], frozenset[str], Counter[str]]:
-    """Return the reports by pool, the keys of fresh reports, and the number of other cells."""
+    """Return the reports by pool, the fresh reports' keys, and the numbers of unheard cells."""
     c, d = tables.cells.c, cell_demands.c
     query = (
         select(

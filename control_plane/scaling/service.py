@@ -82,7 +82,7 @@ class Scaling:
         count_late: Callable[[str], None],
         asking: NodeAsking,
     ) -> None:
-        """Prepare the loop. `run` must be started in a TaskGroup.
+        """Create the loop. `run` must be started in a TaskGroup.
 
         Args:
             database: Database of scaling.
@@ -126,7 +126,7 @@ class Scaling:
                     await self._wake_or_warn()
 
     def _rest(self) -> None:
-        """Clear figures and requests for nodes, as this control plane may not lead."""
+        """Clear figures and requests for nodes, because another control plane may lead."""
         self._show({})
         self._asking.offer({})
 
@@ -212,8 +212,8 @@ class Scaling:
             await repository.write_decision(connection, one.pool, one.memory.as_json(), decision)
             if one.pool.is_on:
                 await repository.write_number(connection, one.pool, one.decided)
-        # In the same transaction, because the fleet would otherwise drain replicas on nodes that
-        # stay.
+        # Surplus nodes are written in the same transaction as the numbers of replicas. Otherwise
+        # the fleet would drain replicas on nodes that stay.
         boots_s = {it.pool.id: it.state.boot_s(1.0) for it in looked}
         return looked, await self._asking.look(connection, boots_s)
 

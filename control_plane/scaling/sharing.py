@@ -26,7 +26,7 @@ def shared(
     Args:
         pools: All pools that are scaled, by their ids.
         plans: Plan of each pool without regard to other pools.
-        capacity: Returns the number of replicas of a plan that a pool can have.
+        capacity: Returns how many of a plan's replicas the pool can have.
     """
     found = dict(plans)
     for key in sorted(plans):

@@ -67,7 +67,8 @@ cell_demands = Table(
     Column("received_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
-# The speed of a fully loaded replica. Pools of the same kind share the measurements.
+# The speed of a fully loaded replica. Pools with the same base, hardware and configuration share
+# it.
 engine_speeds = Table(
     "engine_speeds",
     metadata,

@@ -97,10 +97,10 @@ class TierBody(_Limits):
     `requests_max` bounds a tenant's running and waiting requests. `model_limits` are a tenant's
     limits for one model, within its other limits. `reserved_percent` is the least share of every
     cell that the tier receives while it has work. All tiers together can have at most 100.
-    `ttft_deadline_ms` bounds the wait for a first token, without the prompt's prefill, for
-    admission. Zero is the router's default, and a request's own deadline takes precedence. Work of
-    a tier that `is_preemptible` (batch) is shed first, and preempted when a higher tier would miss
-    its deadline.
+    `ttft_deadline_ms` is the longest expected wait for a first token, without the prompt's prefill,
+    with which a request is admitted. Zero is the router's default, and a request's own deadline
+    takes precedence. Work of a tier that `is_preemptible` (batch) is shed first, and preempted when
+    a higher tier would miss its deadline.
     """
 
     priority: Count = 0
@@ -140,7 +140,7 @@ class KeyBody(_MeteredLimits):
 
     Without `scopes` or `models`, all scopes or models are permitted. `models` are public names, and
     a name that ends in `*` is a prefix. `interval_ms` is the least time between two writes of a
-    stream, unless the request sets another. Zero sends tokens at once.
+    stream, unless the request sets another time. Zero sends tokens at once.
     """
 
     expires_at_unix_ms: Annotated[int, Field(ge=0, le=2**53)] = 0

@@ -51,10 +51,10 @@ def _checked_word(value: str) -> str:
 class TextPolicyBody(AdminBody):
     """Whether prompts and answers of a tenant are stored.
 
-    The texts of `share_percent` of its requests are stored, chosen by the requests' ids, and
-    deleted after `retention_days`. `redacted` names the kinds of text that the gateway removes
-    first. Secrets and numbers of payment cards are always removed. `words` are removed everywhere,
-    in upper or lower case.
+    The texts of `share_percent` of the tenant's requests are stored. The requests' ids determine
+    which requests are chosen. Texts are deleted after `retention_days`. `redacted` names the kinds
+    of text that the gateway removes first. Secrets and numbers of payment cards are always removed.
+    `words` are removed everywhere, in upper or lower case.
     """
 
     is_on: bool = False

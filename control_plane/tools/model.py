@@ -141,7 +141,7 @@ class ServerToolBody(AdminBody):
 
 
 class HeaderSealer(Protocol):
-    """Encrypts a header's text for one place, so that it is useless in another."""
+    """Encrypts a header's text for one place, so that a copy in another place is useless."""
 
     def seal(self, text: str, place: str) -> str:
         """Return the encrypted text."""

@@ -21,7 +21,7 @@ class _ServerTools(Resource):
     """A resource with the schema as JSON and without the texts of its headers."""
 
     def show(self, row: Mapping[str, Any]) -> Values:
-        """See the base."""
+        """Return the JSON of a tool. The texts of its headers are empty."""
         shown = super().show(row)
         shown["parameters"] = json.loads(row["parameters"] or "{}")
         shown["secret_headers"] = dict.fromkeys(sorted(row["secret_headers"]), "")

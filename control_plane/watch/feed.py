@@ -98,7 +98,7 @@ class Feed:
                 version, parts = self.state.version, []
                 for part in self.state.serialized():
                     parts.append(part)
-                    # yields to other tasks, because a large state is serialized for long
+                    # yields to other tasks, because the serialization of a large state takes long
                     await asyncio.sleep(0)
                 self._snapshot = Snapshot(version, tuple(parts))
             return self._snapshot
