@@ -200,8 +200,8 @@ pool_conditions = Table(
     Column("since", DateTime(timezone=True), nullable=False, server_default=func.now()),
 )
 
-# Number of replicas that the rollout of a model needs in a pool. The need begins at `asked_at`. After
-# the rollout has ended, `ends_at` is the time at which the need ends.
+# Number of replicas that the rollout of a model needs in a pool. The need begins at `asked_at`, and
+# after the rollout it ends at `ends_at`.
 pool_demands = Table(
     "pool_demands",
     metadata,

@@ -30,7 +30,7 @@ _DISCOVERY = "/.well-known/openid-configuration"
 
 
 class OpenIdRole(BaseModel):
-    """A role for all people whose claim equals this value, or contains it."""
+    """A role for every person whose claim equals `value`, or is a list that contains `value`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -102,7 +102,7 @@ class OpenIdSettings(BaseModel):
 class OpenIdError(Exception):
     """A sign-in failed.
 
-    `code`, from a closed list, is shown on the page. The text is for the log.
+    `code` is one of a closed list and is shown on the page. The text is only logged.
     """
 
     def __init__(self, code: Literal["denied", "away", "wrong", "unknown"], text: str) -> None:
@@ -205,7 +205,7 @@ def checked_claims(
 
 
 def actor_of(claims: Mapping[str, Any], settings: OpenIdSettings) -> Actor:
-    """Return a person as an actor with the role of the first match.
+    """Return the actor for a person, with the role of the first entry of `roles` that matches.
 
     Raises:
         OpenIdError: No role matches this person.

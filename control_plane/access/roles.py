@@ -1,10 +1,10 @@
 """Permissions on the admin REST, by role, action and owner. Pure.
 
-A table has the reach of each role for each action. Viewer, operator and admin form a hierarchy, in
-which each role has the rights of the previous role. A reader and a publisher belong to one tenant
-each, and reach no objects of another tenant. An object without an owner (`owner` None) is public. A
-publisher may read public objects, but may not write them. A reader sees only its tenant's usage,
-requests, batches and budgets.
+A table states, for each role and action, on which objects the role may perform the action
+(`Reach`). Viewer, operator and admin form a hierarchy, in which each role has the rights of the
+previous role. A reader and a publisher belong to one tenant each, and reach no objects of another
+tenant. An object without an owner (`owner` None) is public. A publisher may read public objects,
+but may not write them. A reader sees only its tenant's usage, requests, batches and budgets.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class Action(StrEnum):
 
 
 class Reach(IntEnum):
-    """The set of objects to which an action of a role extends."""
+    """The objects on which a role may perform an action."""
 
     NOTHING = 0
     OWN = 1

@@ -144,7 +144,7 @@ def _adapters(actor: Actor, wanted: dict[str, str]) -> tuple[Select[Any], Column
 
 
 def _used(actor: Actor) -> Select[Any]:
-    """Return the query of adapters by release, with their owners ('' for all tenants)."""
+    """Return the query of the adapters that releases name, with the owners ('' for all tenants)."""
     t, model = releases.c, models.c
     stands = model.id + RELEASE_MARK + model.release == t.id
     columns: list[ColumnElement[Any]] = [

@@ -1,4 +1,4 @@
-"""Decides which notices about alerts a receiver must receive, and which are silenced. Pure.
+"""Decides which notices about alerts a receiver must receive, and which alerts are silenced. Pure.
 
 An alert is one set of labels for which a rule fires. Alerts with the same rule and severity form a
 group. A receiver receives one notice for all firing alerts of a group, and another notice when

@@ -1,4 +1,4 @@
-"""Reads and writes alerts, the state derived from alerts, and due notices."""
+"""Reads and writes alerts, silences, incidents and notices in PostgreSQL."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

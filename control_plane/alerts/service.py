@@ -1,8 +1,9 @@
 """The loop of alerts, which ends and silences alerts, opens incidents, and sends notices.
 
-Every control plane runs the loop, and the control plane with the lease leads. A due notice is
-stored as a row before it is sent. If a process ends in between, another process sends the notice.
-So a receiver may receive a notice twice, but never misses one within `ATTEMPTS_MAX` attempts.
+Every control plane runs the loop, but only the leader, which has the lease, does the work. A due
+notice is stored as a row before it is sent. If a process ends in between, another process sends the
+notice. So a receiver may receive a notice twice, but misses none that one of `ATTEMPTS_MAX`
+attempts delivers.
 """
 
 import asyncio
@@ -71,7 +72,7 @@ class AlertService:
             await asyncio.sleep(_TICK_S)
 
     async def step(self) -> None:
-        """Advance the state of alerts, and send due notices.
+        """End and silence alerts, open incidents, and send due notices.
 
         Raises:
             DatabaseDownError: PostgreSQL does not answer.

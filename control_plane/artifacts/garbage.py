@@ -92,7 +92,7 @@ class Fate:
 
 
 def fate(use: ArtifactUse, now: datetime, grace: timedelta, settle: timedelta) -> Fate:
-    """Return the next step of `decide` for an artifact, with the same arguments."""
+    """Return the next step that `decide` will choose for an artifact."""
     if use.is_needed:
         return Fate("kept")
     if use.retired_at is not None:

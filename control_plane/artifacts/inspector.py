@@ -89,8 +89,8 @@ def count_tokens(text: str) -> int:
     try:
         return int(Tokenizer.from_str(text).get_vocab_size(with_added_tokens=True))
     except BaseException as error:
-        # The library's own errors are plain Exceptions, and a panic of its Rust code is a
-        # BaseException.
+        # The library's own errors are plain Exceptions, but a panic of its Rust code is a
+        # BaseException. Both show that the text is not valid.
         if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
             raise
         raise ValueError(str(error)) from None

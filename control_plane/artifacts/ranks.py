@@ -79,7 +79,7 @@ class AdapterChecks:
 
 
 async def other_pools(connection: AsyncConnection, model_id: str) -> list[str]:
-    """Return the pools, besides a model's pool, that receive requests with its adapter."""
+    """Return the further pools of a model that receive requests with the model's adapter."""
     query = select(model_pools.c.pools).where(model_pools.c.id == model_id)
     return pools_of_base(await connection.scalar(query) or ())
 

@@ -38,7 +38,7 @@ class SweepLoop:
                 pass
 
     async def request_sweep(self, wait_s: float) -> Swept | None:
-        """Request a sweep that reads the present state, and return its result.
+        """Request a sweep that begins after this call, and return its result.
 
         The result is None if the sweep failed or did not end within `wait_s` seconds. A failed
         sweep is always repeated.

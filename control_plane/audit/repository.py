@@ -98,7 +98,7 @@ async def take_key(
 async def keep_answer(
     connection: AsyncConnection, actor_id: str, key: str, answer: KeptAnswer
 ) -> None:
-    """Store an answer under a key that `take_key` has locked, in place of an expired answer."""
+    """Store an answer under a key that `take_key` has locked. An expired answer is replaced."""
     values = asdict(answer) | {"created_at": func.now()}
     query = insert(answers).values(actor_id=actor_id, key=key, **values)
     await connection.execute(

@@ -24,7 +24,7 @@ audit = Table(
     Column("after", JSONB(none_as_null=True)),
     Column("request_id", Text, nullable=False),
     words_column("idempotency_key"),
-    # Pages are sorted by id, with any filter.
+    # Each index ends with the id, because pages are sorted by id with any filter.
     Index("ix_audit_actor_id", "actor_id", "id"),
     Index("ix_audit_object_id", "object_id", "id"),
 )

@@ -14,7 +14,8 @@ from pydantic import AfterValidator, Field
 
 from control_plane.fields import AdminBody, checked_id
 
-# largest number of budgets per tenant, because gateways search the exhausted budgets of a tenant
+# Largest number of budgets per tenant. It is small, because gateways search the exhausted budgets
+# of a tenant for each request.
 BUDGETS_MAX = 16
 AMOUNT_MAX = 2**53  # largest amount, since JSON numbers are exact up to this value
 

@@ -1,9 +1,9 @@
 """The loop of budgets, which reads usage from the ledger and stores the resulting states.
 
-Every control plane runs the loop, and the control plane with the lease leads. After half a minute
-of silence another control plane acquires the lease. The rows depend only on the ledger, so a step
-that runs twice or concurrently does no harm. The process keeps only the times of the next readings
-in memory.
+Every control plane runs the loop, but only the leader, which has the lease, does the work. If the
+leader is silent for half a minute, another control plane acquires the lease. The rows depend only
+on the ledger, so a step that runs twice or concurrently does no harm. The process has only the
+times of the next readings in memory.
 """
 
 import asyncio

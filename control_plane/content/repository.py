@@ -89,7 +89,7 @@ async def bounds(connection: AsyncConnection) -> list[ContentBound]:
 
 
 async def delete_responses(connection: AsyncConnection, bound: ContentBound) -> int:
-    """Delete some of a tenant's expired responses, and return their number."""
+    """Delete at most `AT_ONCE` expired responses of a tenant, and return their number."""
     t, before_ms = responses.c, max(bound.before_unix_ms, bound.erased_at_unix_ms)
     day = datetime.fromtimestamp(before_ms / 1000, UTC).date()
     return await _delete_responses(
@@ -99,13 +99,13 @@ async def delete_responses(connection: AsyncConnection, bound: ContentBound) -> 
 
 
 async def delete_ownerless_responses(connection: AsyncConnection) -> int:
-    """Delete some responses of deleted tenants, and return their number."""
+    """Delete at most `AT_ONCE` responses of deleted tenants, and return their number."""
     gone = responses.c.tenant_id.not_in(select(tenants.c.id))
     return await _delete_responses(connection, (gone,))
 
 
 async def delete_records(connection: AsyncConnection, bound: ContentBound) -> int:
-    """Delete some of a tenant's expired records, and return their number."""
+    """Delete at most `AT_ONCE` expired records of a tenant, and return their number."""
     t = records.c
     is_over: ColumnElement[bool] = t.created_at_unix_ms < bound.erased_at_unix_ms
     if bound.before_unix_ms:
@@ -115,19 +115,19 @@ async def delete_records(connection: AsyncConnection, bound: ContentBound) -> in
 
 
 async def delete_old_records(connection: AsyncConnection, *, kept_days: int) -> int:
-    """Delete some records without a write for `kept_days`, and return their number."""
+    """Delete at most `AT_ONCE` records last written over `kept_days` ago. Return their number."""
     before_ms = now_unix_ms() - kept_days * _DAY_MS
     return await _delete_records(connection, (records.c.touched_at_unix_ms < before_ms,))
 
 
 async def delete_ownerless_records(connection: AsyncConnection) -> int:
-    """Delete some records of deleted tenants, and return their number."""
+    """Delete at most `AT_ONCE` records of deleted tenants, and return their number."""
     gone = records.c.tenant_id.not_in(select(tenants.c.id))
     return await _delete_records(connection, (gone,))
 
 
 async def delete_batches(connection: AsyncConnection, bound: ContentBound) -> int:
-    """Delete some of a tenant's erased batches, and return their number."""
+    """Delete at most `AT_ONCE` erased batches of a tenant, and return their number."""
     t = batches.c
     is_over = (t.tenant_id == bound.tenant_id, t.created_at_unix_ms < bound.erased_at_unix_ms)
     found = await connection.execute(select(t.id).where(*is_over).limit(AT_ONCE))

@@ -53,7 +53,7 @@ class _SiftedMapping:
 class _Between:
     """The difference of two mappings.
 
-    The object references both mappings, so that their `id()` values stay unique.
+    The object references both mappings, so that their `id()` values stay unique while it is cached.
     """
 
     before: Mapping[str, Priority]

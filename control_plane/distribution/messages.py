@@ -149,7 +149,7 @@ class WantedWriter:
         *,
         knows_unchanged: bool,
     ) -> None:
-        """Add the wanted artifacts of its node to an answer.
+        """Add to an answer the artifacts that its node should have.
 
         Args:
             answer: Answer, which is changed in place.

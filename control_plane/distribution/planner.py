@@ -1,8 +1,9 @@
 """Decides which node fetches which chunks from which source (`Planner.plan(reports, now)`).
 
 The planner is a pure state machine without clock, storage or randomness, except a hash. After a
-restart the nodes' full reports restore the whole state. The work per report is proportional to its
-newly complete groups and its new orders, and never to nodes times chunks.
+restart the nodes' full reports restore the whole state. A group is a run of neighbouring chunks of
+one artifact. The work per report is proportional to the number of newly complete groups and new
+orders, and never to nodes times chunks.
 """
 
 from collections import OrderedDict, deque
@@ -385,7 +386,7 @@ class Planner:
         """Remove an order after any result."""
         node, key = task.node, self._key(task)
         if node.tasks.pop(key, None) is None:
-            return  # requester and source of the order are the same lost node
+            return  # already closed, because the lost node is both requester and source
         node.down_bytes -= task.size
         self._swarms[key[0]].unask(node.number, node.region, key[1])
         if task.source == _STORE:

@@ -15,7 +15,7 @@ from sluice.lifecycle import run_every
 _WRITE_S = 0.2
 _STEP_S = 5.0  # seconds after which a step begins no further transaction
 _CLEAN_S = 15.0
-_REPEAT = 4  # number of cleanings between two comparisons of all rows, without regard to changes
+_REPEAT = 4  # number of cleanings after which all rows are compared, even without changes
 _PAIRS_MAX = 5_000  # largest number of (node, digest) pairs in one transaction
 _PAIRS_MIN = 100  # smallest limit of pairs per transaction, even if the database is slow
 _NODES_MAX = 100  # largest number of nodes compared in one query

@@ -12,8 +12,8 @@ from sluice.base_files import TEXT_FILE_BYTES_MAX, TEXT_FILES
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.manifests import FileEntry, parse_manifest
 
-# Each read has a chunk of 4 MiB in memory. A caller that is refused because the queue is full
-# retries later.
+# Largest numbers of concurrent reads and of waiting reads. Each concurrent read has a chunk of 4
+# MiB in memory. A caller that is refused because the queue is full retries later.
 _READS_MAX, _WAITING_MAX = 4, 64
 _PIECE_BYTES = 1 << 20
 

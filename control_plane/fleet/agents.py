@@ -198,7 +198,7 @@ class AgentService(AgentServiceServicer):
                     await asyncio.sleep(_SETTLE_S)
 
     def _desired(self, stream: _Stream) -> tuple[wire.SyncResponse, Sequence[wire.GoldenPrompt]]:
-        """Return the message for an agent without golden prompts, and the golden prompts."""
+        """Return the message for an agent, and the golden prompts that the message still lacks."""
         response = self._index.of(stream.node_id, self._feed.state.version)
         response.lifted_cordons.extend(stream.lifted)
         bases = {replica.base_digest for replica in response.replicas}
@@ -253,7 +253,7 @@ def repeat_at_s(node_id: str, now_s: float) -> float:
 
 
 def _urgent_fields(response: wire.SyncResponse) -> tuple[object, ...]:
-    """Return the fields whose changes are sent to an agent at once, without golden prompts."""
+    """Return the fields whose changes are sent at once. Golden prompts are not among the fields."""
     parts = response.replicas, response.lifted_cordons, response.trials
     return tuple(list(part) for part in parts)
 

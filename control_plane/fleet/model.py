@@ -294,7 +294,7 @@ def has_ended(replica: Replica) -> bool:
 
 
 def observe(replicas: Iterable[Replica], report: Mapping[str, Observed]) -> list[Replica]:
-    """Return the node's replicas that change by the report of the node's agent.
+    """Return the replicas of a node that change by the report of the node's agent.
 
     The report is complete, so a replica that is missing in the report does not run on the node. If
     a draining replica is missing, it has ended. Any other missing replica is about to be started.

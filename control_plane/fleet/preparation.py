@@ -52,8 +52,8 @@ from sluice.split import SHARE_MAX
 
 # extra replicas beyond the need of a share, so that one replica may fail while the others serve
 SURGE = 1
-# Delay in seconds before a pool is retired. A gateway that is silent for longer also counts as
-# stopped at the end of a split.
+# Delay in seconds before a pool is retired, so that no gateway uses the pool any more. A gateway
+# that is silent for longer counts as stopped.
 RETIRE_AFTER_S = 15.0
 _USERS_MAX = 3  # largest number of a pool's users named in messages
 _RETIREMENTS_MAX = 20  # largest number of retired pools per step
@@ -333,7 +333,7 @@ async def _locked(
 
 
 async def _demand(connection: AsyncConnection, canary: PreparedRelease, demand: int) -> None:
-    """Store the replicas that a rollout needs. The demand's time changes only if it grows."""
+    """Store how many replicas a rollout needs. `asked_at` changes only if the number grows."""
     key = {"pool_id": canary.pool_id, "model_id": canary.model_id}
     made = insert(pool_demands).values(**key, replicas=demand, asked_at=func.clock_timestamp())
     t, coming = pool_demands.c, made.excluded

@@ -11,7 +11,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Presence:
-    """The open watches by router. The address of a router is the address of its newest watch.
+    """The open watches of each router. A router's address is the address of its newest watch.
 
     Attributes:
         on_change: Called when a router connects, changes its address or leaves.

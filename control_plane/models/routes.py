@@ -103,9 +103,10 @@ async def _unpin(connection: AsyncConnection, model_id: str, release: str = "") 
 
 
 async def _record_release(connection: AsyncConnection, key: str, values: Values) -> None:
-    """Store a release. When the model points at it, the releases of the same base move to its pool.
+    """Store a release. If the model points at it, move the model's releases of the same base along.
 
-    During a rollout each release stays in its pool, because the fleet needs both pools to the end.
+    They move to the pool of the stored release. During a rollout each release stays in its pool,
+    because the fleet needs both pools until the end of the rollout.
     """
     name = release_id(key, values["release"])
     parts = {part: values[part] for part in ("base_digest", "adapter_digest", "pool_id")}

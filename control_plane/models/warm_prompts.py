@@ -36,7 +36,9 @@ WARM_PROMPTS = Resource(
     path="warm-prompts",
     table=warm_prompts,
     shown=("id", *WarmPromptsBody.model_fields),
-    # Pinned blocks reduce the cache for all other prompts, and only few roles may read a prompt.
+    # Prompts are as confidential as the words of text policies, so the same roles may read them.
+    # Only roles that may write tenants may write prompts, because pinned blocks reduce the cache
+    # for all other prompts.
     read=Action.READ_TEXT_POLICIES,
     write=Action.WRITE_TENANTS,
     owner=_OWNER,

@@ -105,7 +105,7 @@ class _Compiler:
         self.reads: dict[str, int] = {}
 
     def value(self, node: Any, back_ms: int) -> Evaluate:
-        """Return a node's function. It may be evaluated at instants up to `back_ms` in the past."""
+        """Return a node's function, which is evaluated at instants up to `back_ms` in the past."""
         makers: dict[type, Callable[[Any, int], Evaluate]] = {
             promql.ParenExpr: lambda it, back_ms: self.value(it.expr, back_ms),
             promql.NumberLiteral: _literal,

@@ -50,7 +50,7 @@ class Board:
         prompts: Prompts,
         token_ids: Mapping[str, Sequence[tuple[int, ...]]] = MappingProxyType({}),
     ) -> None:
-        """Recompute the askings of changed models. `token_ids` is as in `askings.defaults`."""
+        """Recompute the askings of changed models. `askings.defaults` describes `token_ids`."""
         if prompts is not self._prompts:
             self._prompts, self._of_model = prompts, _by_model(prompts, self._of_model)
         models: dict[str, _Model] = {}

@@ -134,7 +134,7 @@ class Quality:
         return self._suspected.get(replica_id, 0)
 
     async def accuse(self, request: control.AccuseRequest) -> None:
-        """Store a router's report.
+        """Store a router's report of replicas that it ejected for wrong answers.
 
         Raises:
             DatabaseDownError: The report was not stored.

@@ -63,7 +63,7 @@ class News:
     """A step that changed the rollout's phase or stage.
 
     Attributes:
-        event: Event of the step.
+        event: Name of the step's event.
         kept: Rollout after the step.
         was: Phase before the step.
     """

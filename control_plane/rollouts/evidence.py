@@ -66,8 +66,8 @@ CONTENT = frozenset(
 def reference_min(metric: Metric) -> int:
     """Return the number of control's observations up to which windows are pooled.
 
-    Zero means that windows are not pooled. Replicas answer golden prompts one after the other, so a
-    short window may contain only answers of canary.
+    Zero means that windows are not pooled. Windows of golden prompts are always pooled. Replicas
+    answer golden prompts one after the other, so a short window may contain only answers of canary.
     """
     if metric is Metric.GOLDEN:
         return 1

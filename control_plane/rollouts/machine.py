@@ -162,7 +162,8 @@ def _after_end(rollout: Rollout, event: SentBack | Gone) -> Rollout:
 # Operators' commands, with the phases in which each command is permitted.
 _COMMANDS: dict[type, frozenset[Phase]] = {
     Start: frozenset({Phase.PLANNED}),
-    # a rollout that the platform paused, and that may resume without an operator, can be paused
+    # An operator may also pause a rollout that the platform has paused. Otherwise the rollout could
+    # resume without an operator.
     Pause: frozenset({Phase.PAUSED}) | _GOING,
     Resume: frozenset({Phase.PAUSED}),
     Abort: frozenset({Phase.PLANNED, Phase.PAUSED}) | _GOING,

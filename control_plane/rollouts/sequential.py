@@ -51,7 +51,7 @@ _LOG_NOTHING = -1e9  # Logarithm of an empty stake. It is finite, because JSON h
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """The number of requests of an arm in a window, `total`, of which `bad` failed a criterion."""
+    """Counted requests of an arm, `total` in number, of which `bad` requests failed a criterion."""
 
     bad: int
     total: int

@@ -43,7 +43,7 @@ class NodeAsking:
         count: Callable[[str, str], None],
         show: Callable[[Mapping[str, NodesAsk]], None],
     ) -> None:
-        """Prepare the tasks. `run` must be started in a TaskGroup.
+        """Create one task per actuator. `run` must be started in a TaskGroup.
 
         Args:
             actuators: All actuators by name.

@@ -12,9 +12,9 @@ from statistics import fmean, median
 from typing import Any
 
 BUCKET_S = 15.0
-_NOW = 2  # buckets (30 s) whose mean is the present demand
-_BASE = 40  # buckets (10 minutes) whose median is the base, the demand without its noise
-_NOISE_SAMPLES = 240  # buckets (one hour) from which the noise is estimated
+_NOW = 2  # number of latest buckets (30 s) whose mean is the present demand
+_BASE = 40  # Number of latest buckets (10 minutes). Their median is the base, which has no noise.
+_NOISE_SAMPLES = 240  # number of latest buckets (one hour) from which the noise is estimated
 _NOISE_LEAST = 0.03
 # Largest squared logarithm of one sample. A first bucket with almost no demand has a huge ratio.
 _NOISE_SAMPLE_MAX = 1.0

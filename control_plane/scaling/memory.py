@@ -244,7 +244,10 @@ def _unknown(memory: Memory, sight: PoolSight, speed: PoolSpeed | None, now: flo
 
 
 def without_effect_s(memory: Memory, state: PoolState, wanted: int, now: float) -> float:
-    """Return the seconds for which an actuator has been late, or 0 if it is not late."""
+    """Return the seconds for which replicas are missing beyond 1.5 times the longest boot time.
+
+    The result is 0 if no replica is missing for so long. Otherwise the pool's actuator is late.
+    """
     if state.facts.ready >= wanted:
         memory.missing_since = 0.0
         return 0.0

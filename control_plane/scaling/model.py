@@ -200,7 +200,7 @@ class Shown:
     Attributes:
         wanted: Number of replicas that the pool should have.
         demand: Demand in work-seconds per second.
-        late_s: Seconds by which the pool's actuator is late with replicas, or 0.
+        late_s: Seconds by which the pool's actuator is late (`without_effect_s`), or 0.
     """
 
     wanted: int

@@ -32,7 +32,8 @@ _NOISE_SIGMAS = 2.0  # standard deviations of a bucket's demand that are served 
 # the projection of a surge is already high.
 _SURGE_SIGMAS = 1.3
 _PEAK_SIGMAS = 1.0  # standard deviations of the demand at a surge's peak
-# Minutes that a surge violates without spare capacity, for one boot and the backlog
+# minutes that a surge violates without spare capacity, until a boot has ended and the backlog is
+# gone
 _SURGE_MINUTES = 5.0
 _BACKLOG_S = 0.5  # work-seconds per ready replica that do not count as a queue yet
 _DRAIN_S = 20.0  # seconds in which new replicas should clear a backlog
@@ -323,7 +324,7 @@ def _fits(budget: FleetBudget, pools: Mapping[str, PoolState], asked: Mapping[st
 
 
 def _turn(key: str, granted: int, state: PoolState, asked: int) -> tuple[tuple[bool, float], str]:
-    """Return the sort key of a pool for grants. Pools below their minimum precede all others."""
+    """Return a pool's sort key for replicas of the budget. Pools below their minimum are first."""
     return (granted >= state.settings.replicas_min, granted / max(asked, 1)), key
 
 

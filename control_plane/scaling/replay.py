@@ -24,7 +24,7 @@ _BOOTS = 8  # number of measured boot times from which on the assumed boot times
 
 
 class PlanRule:
-    """The product's `plan` as a policy of the fluid simulation."""
+    """The scaling loop's `plan`, used as a policy of the fluid simulation."""
 
     every_s = int(BUCKET_S)
 

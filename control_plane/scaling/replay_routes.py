@@ -80,7 +80,7 @@ class ReplayRoutes:
         return shown(request, await self._replayed(pool, curve, asked))
 
     async def trace(self, request: web.Request) -> web.Response:
-        """Replay the tokens of a trace, as work of the pool's replicas."""
+        """Replay a trace, whose tokens are converted to work of the pool's replicas."""
         key, body = path_id(request), await read_body(request, ScalingReplayBody)
         pool = await self._look(key)
         if pool.speed is None:

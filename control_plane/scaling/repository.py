@@ -300,8 +300,8 @@ def _kind_of(state: int, *, sleeps: bool) -> str:
 async def _booted_s(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, list[float]]:
     """Return the boot times of the replicas that became ready since the last round.
 
-    The first interval of a replica begins when the replica was placed. Replicas that were restarted
-    or have slept are left out.
+    A boot time is the length of a replica's first interval, which begins when the replica is
+    placed. Replicas that were restarted or have slept are left out.
     """
     r, now, before = tables.replicas.c, replica_intervals, replica_intervals.alias()
     earlier, kept = replica_intervals.alias(), pool_scaling_states.c
@@ -467,7 +467,7 @@ def decisive(decided: PoolPlan) -> Any:
 
 
 async def release_numbers(connection: AsyncConnection) -> None:
-    """Restore the operators' numbers of pools that are no longer scaled."""
+    """Restore the operators' numbers of replicas in pools that are no longer scaled."""
     p, s = tables.pools.c, pool_scalings.c
     is_scaled = select(s.pool_id).where(s.pool_id == p.id, s.is_on).exists()
     held = or_(p.scaled_replicas.is_not(None), p.scaled_sleepers > 0)

@@ -1,9 +1,9 @@
 """The scaling loop, which reads the pools with bounds, plans, and writes their numbers of replicas.
 
-Every control plane runs the loop. The control plane with the lease leads. If the leader does not
-renew the lease, another control plane acquires it. A step reads, decides and writes in one
-transaction that locks the row of the lease. So two control planes never decide from the same state.
-The process keeps only figures for metrics in memory.
+Every control plane runs the loop, but only the leader, which has the lease, does the work. If the
+leader does not renew the lease, another control plane acquires it. A step reads, decides and writes
+in one transaction that locks the row of the lease. So two control planes never decide from the same
+state. The process has only figures for metrics in memory.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Looked:
     Attributes:
         speed: Speed of the pool's replicas, or None before the first measurement.
         is_measured: Whether the speed was measured recently.
-        late_s: Seconds by which the pool's actuator is late with replicas, or 0.
+        late_s: Seconds by which the pool's actuator is late (`without_effect_s`), or 0.
     """
 
     pool: ScaledPool
@@ -89,7 +89,7 @@ class Scaling:
             interval_s: Seconds between two rounds.
             show: Called with the figures of each pool, for metrics. The mapping is empty while
                 another control plane leads.
-            count_late: Called with each pool whose actuator becomes late with replicas.
+            count_late: Called with each pool whose actuator becomes late.
             asking: Requests nodes from actuators.
         """
         self._database = database
