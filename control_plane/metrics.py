@@ -201,7 +201,7 @@ class ControlPlaneMetrics:
         )
 
     def count_late_pool(self, pool_id: str) -> None:
-        """Count a pool whose replicas have begun to be late, longer than 1.5 times the longest boot."""
+        """Count a pool whose actuator has just become late (`scaling.memory.without_effect_s`)."""
         self._late.labels(pool_id).inc()
 
     def count_ask(self, actuator: str, result: str) -> None:

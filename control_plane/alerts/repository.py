@@ -89,7 +89,7 @@ async def _report(
 
 
 async def _end(connection: AsyncConnection, which: Any, at: Any) -> None:
-    """End alerts, and add an event about each to its incident."""
+    """End alerts, and add an event about each alert to the alert's incident."""
     ended = update(alerts).where(which).values(is_firing=False, ends_at=at)
     rows = (await connection.execute(ended.returning(alerts.c.incident_id, alerts.c.name))).all()
     for incident_id, name in rows:

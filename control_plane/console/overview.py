@@ -24,7 +24,8 @@ _SHOWN_STATES = (
     ReplicaState.FAILED,
     ReplicaState.LOST,
 )
-# index in a tier's row of a report, in the form of `control_plane.scaling.work.checked`
+# index of the number of waiting requests in a tier's row, as `control_plane.scaling.work.checked`
+# writes the row
 _QUEUED = 4
 
 

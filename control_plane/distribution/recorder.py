@@ -36,7 +36,7 @@ class HoldingsLedger:
 
     def __init__(self) -> None:
         self._complete: dict[str, set[str]] = {}
-        self._rows: dict[str, set[str]] = {}  # rows of the nodes whose rows were read or written
+        self._rows: dict[str, set[str]] = {}  # stored digests by node, as last read or written
         self._changed: dict[str, None] = {}  # nodes with changes, the longest waiting first
 
     def note(self, node_id: str, complete: Mapping[str, bool], *, is_full: bool) -> None:

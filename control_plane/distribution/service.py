@@ -142,7 +142,7 @@ class DistributionService(DistributionServiceServicer):
         self._recorder = Recorder(database)
         self._sessions: dict[str, _Session] = {}
         self._left: set[str] = set()
-        self._looked_up: dict[str, float] = {}  # times of the last lookup of unknown artifacts
+        self._looked_up: dict[str, float] = {}  # time of the last lookup, by unknown artifact
         self._has_work = asyncio.Event()
 
     async def Exchange(  # noqa: N802 - gRPC's name

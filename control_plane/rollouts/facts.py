@@ -187,7 +187,8 @@ def events(rollout: Rollout, facts: Facts) -> tuple[Event, ...]:
     if facts.windows:
         told.append(Evidence(facts.windows))
     told += [Ready(stage) for stage in sorted(facts.ready) if _is_new(rollout, stage)]
-    # The confirmation refers to the split before this step.
+    # The confirmation refers to the split before this step. So it counts only if an earlier step
+    # halted the rollout.
     if rollout.phase is Phase.HALTED and facts.is_confirmed:
         told.append(SentBack())
     return tuple(told) or (Tick(),)

@@ -94,7 +94,7 @@ class Rollouts:
         self._wake = asyncio.Event()
         # reasons why this version cannot read a live rollout, by the rollout's id
         self.unreadable: dict[str, str] = {}
-        self._own: dict[str, KeptRollout] = {}  # claimed rollouts as of their last reading
+        self._own: dict[str, KeptRollout] = {}  # claimed rollouts, as last read from PostgreSQL
         self._under_way: set[str] = set()
         # ids of rollouts claimed from another process and not stepped since
         self._taken_over: set[str] = set()

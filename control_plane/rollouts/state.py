@@ -393,7 +393,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SetShare:
-    """The action by which gateways send canary shares of the traffic and of copies.
+    """The action that sets which share of the traffic and of copies gateways send to canary.
 
     Both shares are in basis points.
     """

@@ -1,7 +1,7 @@
 """Trial loads of canaries' adapters on nodes.
 
 The module selects the trials of a node for its agent, and stores the results. A release without an
-adapter needs no trial, because its replicas are ready only with the base.
+adapter needs no trial, because its replicas are ready only after they have loaded the base.
 """
 
 from collections.abc import Collection

@@ -177,7 +177,7 @@ def look(
     for boot_s in sight.booted_s:
         state.booted(boot_s)
     if sight.booted_s and memory.missing_since:
-        memory.missing_since = now  # further replicas have become ready
+        memory.missing_since = now  # replicas have become ready, so the actuator is not late yet
     memory.looked_at = now
     return state
 
