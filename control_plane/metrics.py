@@ -211,7 +211,7 @@ class ControlPlaneMetrics:
     def show_nodes(self, asks: Mapping[str, NodesAsk]) -> None:
         """Set the gauges of the requests for nodes to actuators.
 
-        Only the control plane that leads sends requests, so the gauges of the others are empty.
+        Only the control plane that leads sends requests, so the gauges of other ones are empty.
         """
         for gauge in (self._nodes_wanted, self._nodes_missing):
             gauge.clear()

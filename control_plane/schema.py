@@ -1,6 +1,6 @@
-"""The whole PostgreSQL schema, for the migrations and for the test that compares both.
+"""The complete PostgreSQL schema, which migrations read, and which a test compares with them.
 
-Every domain with tables of its own is imported here. No other module imports this module.
+Every domain that has tables is imported here. No other module imports this module.
 """
 
 from control_plane.access import tables as access

@@ -225,7 +225,7 @@ models = Table(
     Column("base_digest", Text, ForeignKey("bases.digest"), nullable=False, index=True),
     words_column("adapter_digest"),
     words_column("release"),
-    words_column("previous_release"),  # release that the model pointed at before, empty without one
+    words_column("previous_release"),  # release that the model pointed at before, empty if none
     Column("owner_tenant_id", Text, ForeignKey("tenants.id"), index=True),
     Column("created_at_unix_s", BigInteger, nullable=False),
     Column("pool_id", Text, ForeignKey("pools.id"), nullable=False, index=True),

@@ -113,7 +113,7 @@ class Actor:
     Attributes:
         id: Id of the admin key, or `bootstrap` for the key of the settings.
         role: Role of the key.
-        tenant_id: Tenant of a publisher's or reader's key, otherwise empty.
+        tenant_id: Tenant of a publisher's or reader's key, or empty for the other roles.
         name: Name of the key or the person for display, possibly empty.
     """
 

@@ -47,8 +47,8 @@ class BudgetRoutes:
     def __init__(self, database: Database, interval_s: float = INTERVAL_S) -> None:
         """Create the handlers.
 
-        `interval_s` is the number of seconds between two readings of a budget's usage, which
-        answers report.
+        `interval_s` is the number of seconds between two queries of a budget's usage. Answers
+        contain it.
         """
         self._database = database
         self._writes = Writes(database)
@@ -214,7 +214,8 @@ def _use(row: Values, now_ms: int, interval_s: float) -> Values:
     """Return the state and the usage of a budget in the present period.
 
     `stop_delay_s` is the time from the request that exhausts the budget until gateways reject
-    requests. It is the sum of the ledger's present lag and the interval between two readings.
+    requests. It is the sum of the ledger's present lag and the interval between two queries of the
+    ledger.
     """
     looked_at, ingested_ms = row["looked_at"], row["ingested_until_unix_ms"]
     age_s = None if looked_at is None else round(now_ms / 1000 - looked_at.timestamp(), 1)

@@ -3,7 +3,7 @@
 Every control plane runs the loop, but only the leader, which has the lease, does the work. If the
 leader is silent for half a minute, another control plane acquires the lease. The rows depend only
 on the ledger, so a step that runs twice or concurrently does no harm. The process has only the
-times of the next readings in memory.
+times of the next queries in memory.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class BudgetService:
             ledger: Source of usage. While the source is down, states do not change.
             show: Called with the summary for metrics. The summary is empty while another control
                 plane leads.
-            interval_s: Seconds between two readings of a budget.
+            interval_s: Seconds between two queries of a budget's usage.
             clock: Returns monotonic seconds.
         """
         self._database = database

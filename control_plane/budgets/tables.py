@@ -44,7 +44,7 @@ budgets = Table(
 )
 Index("uq_budgets_name", budgets.c.tenant_id, budgets.c.name, unique=True)
 
-# The ledger's usage of the period at the last reading. Before the first reading, there is no row.
+# The ledger's usage of the period at the last query. Before the first query, there is no row.
 budget_states = Table(
     "budget_states",
     metadata,

@@ -120,9 +120,9 @@ class PlannerLimits:
         store_readers_max: Largest number of nodes of one region that read from the store
             concurrently.
         store_bytes_s: Bytes per second that one region may read from the store.
-        seeds: Number of copies of a group in a region, including copies in transit. As soon as
-            there are so many copies, nodes of the region fetch the group only from each other. The
-            number is a power of two.
+        seeds: Number of copies of a group in a region, including copies in transit. From this
+            number on, nodes of the region fetch the group only from each other. The number is a
+            power of two.
         across_max: Largest number of orders of one region that other regions serve.
         prefetch_ratio: Largest share of a link's planned work that prefetch may use.
         tries_max: Largest number of searches for a source per round, successful or not.

@@ -123,7 +123,7 @@ class DistributionService(DistributionServiceServicer):
         limits: PlannerLimits,
         read_chunk: ReadChunk,
     ) -> None:
-        """Create the service. `run` must be started in a task.
+        """Create the gRPC service. `run` must be started in a task.
 
         Args:
             database: Database of artifacts, and of the records of nodes.

@@ -244,7 +244,7 @@ class AgentService(AgentServiceServicer):
 
 
 def repeat_at_s(node_id: str, now_s: float) -> float:
-    """Return the time of a node's next repeated message.
+    """Return the time of the next repetition of the message to a node's agent, in clock seconds.
 
     The nodes are spread over the interval, so that their messages are not sent at the same time.
     """

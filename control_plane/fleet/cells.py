@@ -192,11 +192,11 @@ def even_out(
 ) -> Cell | None:
     """Return a cell to move so that the routers' loads become more even, or None in most cases.
 
-    A new router receives no cell at once, because it may soon disconnect again. A move also makes
-    the requests in the cell's queue wait again. After a quiet minute the router receives one cell,
-    and one more each minute as long as a move makes two loads more even. So loads recover after a
-    rolling restart or a crash without an operator. A router that crashes repeatedly receives no
-    cells.
+    A router's load is the number of replicas in its cells, at least one per cell. A new router
+    receives no cell at once, because it may soon disconnect again. A move also makes the requests
+    in the cell's queue wait again. After a quiet minute the router receives one cell, and one more
+    each minute as long as a move makes two loads more even. So loads recover after a rolling
+    restart or a crash without an operator. A router that crashes repeatedly receives no cells.
 
     Args:
         cells: All cells.

@@ -1,7 +1,7 @@
-"""The intervals in which replicas occupied nodes. Triggers on `replicas` (0013) write them.
+"""The intervals in which replicas occupied nodes, written by the triggers of migration 0013.
 
-So an interval is written in the transaction of every change, even when a pool is deleted with its
-replicas. The table has no foreign keys, because paid time must outlive pools and nodes.
+A trigger writes an interval in the transaction of every change, even when a pool is deleted with
+its replicas. The table has no foreign keys, because paid time must outlive pools and nodes.
 """
 
 from sqlalchemy import (

@@ -58,8 +58,8 @@ RETIRE_AFTER_S = 15.0
 _USERS_MAX = 3  # largest number of a pool's users named in messages
 _RETIREMENTS_MAX = 20  # largest number of retired pools per step
 
-# A pool's wanted number of replicas. It is the scaling loop's number, or otherwise the operators'
-# number.
+# A pool's wanted number of replicas, which the scaling loop sets. If the pool is not scaled, it is
+# the operators' number.
 _WANTED = func.coalesce(pools.c.scaled_replicas, pools.c.replicas_wanted)
 # Columns of a table of the scaling domain, which imports the fleet. They are named here to avoid an
 # import cycle.

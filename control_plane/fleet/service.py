@@ -1,9 +1,9 @@
 """The fleet's loop, which stores which routers and nodes are live, and applies pure decisions.
 
 Every control plane runs the loop, and an advisory lock permits one control plane at a time to
-decide. The loop runs at once when a router connects or leaves or the state changes, and every
-second otherwise. While a router is missing it runs more often, because the requests in the router's
-cells wait.
+decide. The loop runs at once when a router connects or leaves or the state changes, and at least
+every second. While a router is missing the loop runs more often, because the requests in the
+router's cells wait.
 """
 
 import asyncio

@@ -190,7 +190,7 @@ async def _check_release_is_past(connection: AsyncConnection, key: str) -> None:
     if model is not None and release_id(model.id, model.release) == key:
         message = f"model {model.id} serves this release: promote another one first"
         raise PlatformError(ErrorCode.CONFLICT, message)
-    t = _rollouts.c  # the rollout is live a little longer than its split
+    t = _rollouts.c  # not the splits, because a rollout is live a little longer than its split
     either = (t.model_id + RELEASE_MARK + name == key for name in (t.control, t.canary))
     if rollout := await connection.scalar(select(t.id).where(t.is_live, or_(*either))):
         message = f"{rollout} needs this release until it is over: wait for its end, or abort it"

@@ -125,7 +125,7 @@ class Quality:
         return self._board.prompts_of(bases, round_of(self._unix_s()))
 
     def accused_at_unix_ms(self, replica_id: str) -> int:
-        """Return the Unix time (ms) of a replica's open ejection by a router, or 0 without one."""
+        """Return the Unix time (ms) of a replica's open ejection, or 0 if no ejection is open."""
         found = self._accused.get(replica_id)
         return 0 if found is None else found.ejected_at_unix_ms
 

@@ -31,8 +31,8 @@ class RolloutBody(AdminBody):
     """A release that shall receive a model's traffic.
 
     `release` is the name of the release without the name of the model. Without a plan, the model's
-    stored plan applies. If `is_started` is false, the rollout waits until an operator starts it,
-    and meanwhile measures control.
+    stored plan applies. If `is_started` is false, the rollout only measures control until an
+    operator starts it.
     """
 
     model_id: Id

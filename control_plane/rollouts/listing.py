@@ -2,7 +2,7 @@
 
 A state may have any size, so a list does not transfer whole states. If another version of the
 control plane wrote a state that this version cannot read, the rollout is still listed. Its entry
-has the other fields and a `problem`.
+has all fields that are not part of the state, and a `problem`.
 """
 
 import json

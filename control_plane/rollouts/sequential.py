@@ -158,7 +158,7 @@ def rescaled(test: SequentialTest, past: Count) -> SequentialTest:
     """Return the test for windows in which new thresholds decide which requests are bad.
 
     Args:
-        test: Test, whose stake and counts are kept.
+        test: Test. Its stake and its counts do not change.
         past: Control's past counts under the new thresholds.
     """
     test = _bet(test, test.waiting_canary, test.waiting_control)

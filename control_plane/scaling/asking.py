@@ -131,7 +131,7 @@ class _Asker:
                 log.exception("node_request_failed", actuator=self._actuator.name)
                 outcome = AskOutcome("failed", f"{type(error).__name__}: see the log")
                 again_s = self._again_s()
-            if self._ask is not None:  # otherwise another control plane has become the leader
+            if self._ask is not None:  # None if another control plane has become the leader
                 self._log_outcome(outcome, ask)
             await asyncio.sleep(min(_RETRY_MAX_S, again_s))
 

@@ -58,7 +58,7 @@ class ScalingSettings:
         idle_s: Seconds without demand after which a pool whose minimum is 0 is scaled to zero.
         accelerators: Accelerators of one replica.
         price: Money per replica and hour.
-        pin: Number of replicas that an operator set by hand, or None without such a number.
+        pin: Number of replicas that an operator set by hand, or None if no operator has set one.
         hold_s: Seconds for which a replica is kept after demand last needed it.
         pin_until: End of the pin on the clock of `plan`. The end is infinite if only an operator
             removes the pin.

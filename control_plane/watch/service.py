@@ -50,7 +50,7 @@ class WatchService:
         report: Callable[[wire.ReportDemandRequest], Awaitable[int]],
         accuse: Callable[[wire.AccuseRequest], Awaitable[None]],
     ) -> None:
-        """Create the service.
+        """Create the gRPC service.
 
         Args:
             feed: The state and changes that are served.
