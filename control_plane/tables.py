@@ -236,7 +236,7 @@ models = Table(
 releases = Table(
     "releases",
     metadata,
-    Column("id", Text, primary_key=True),  # model@release
+    Column("id", Text, primary_key=True),  # `model@release`
     Column(
         "model_id", Text, ForeignKey("models.id", ondelete="CASCADE"), nullable=False, index=True
     ),
@@ -417,7 +417,7 @@ nodes = Table(
     flag_column("is_draining"),
     words_column("order_reason"),
     words_column("drain_note"),
-    flag_column("is_surplus"),  # scaling releases the node, so the node drains as well
+    flag_column("is_surplus"),  # scaling will release the node, so the node drains
     Column("accelerator_facts", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
     # ids of lifted cordons, kept until the agent no longer reports them
     list_column("lifted_cordons"),

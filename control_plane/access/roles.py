@@ -33,7 +33,7 @@ class Action(StrEnum):
     READ_PUBLIC = "read_public"  # bases and pools, which models of any tenant may use
     READ_USAGE = "read_usage"  # a tenant's usage, requests and budgets
     READ_TENANT = "read_tenant"  # objects that may belong to a tenant
-    READ_PLATFORM = "read_platform"  # all other objects
+    READ_PLATFORM = "read_platform"  # all objects that no other read action covers
     # text policies, which contain the words that a tenant masks
     READ_TEXT_POLICIES = "read_text_policies"
     SEE_TEXTS = "see_texts"  # stored texts of requests
@@ -41,9 +41,9 @@ class Action(StrEnum):
     # models, releases, aliases and bases
     WRITE_MODELS = "write_models"
     WRITE_ROLLOUTS = "write_rollouts"
-    CONTROL_ROLLOUTS = "control_rollouts"  # pause, resume, abort
+    CONTROL_ROLLOUTS = "control_rollouts"  # pause, resume and abort rollouts
     WRITE_FLEET = "write_fleet"
-    WRITE_TENANTS = "write_tenants"  # tiers, tenants and their keys
+    WRITE_TENANTS = "write_tenants"  # tiers, tenants and tenants' keys
     WRITE_ACCESS = "write_access"  # admin keys
 
 

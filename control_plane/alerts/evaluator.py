@@ -79,7 +79,7 @@ def read_rules(files: str) -> list[RuleGroup]:
     Raises:
         RulesError: A file cannot be read, or has rules that cannot be evaluated here.
     """
-    import yaml  # imported only where rules are evaluated
+    import yaml  # imported here, because most control planes evaluate no rules
 
     named = tuple(Path(name.strip()) for name in files.split(",") if name.strip())
     groups: list[RuleGroup] = []

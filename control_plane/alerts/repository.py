@@ -193,7 +193,7 @@ class AlertGroup:
     key: str
     rank: int
     firing: Sequence[Values]
-    told: Mapping[str, ToldGroup]  # last notice by receiver
+    told: Mapping[str, ToldGroup]  # last notice about the group, by receiver
 
     @property
     def members(self) -> list[GroupAlert]:

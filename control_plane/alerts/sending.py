@@ -29,7 +29,7 @@ _Result = TypeVar("_Result")
 
 TIMEOUT_S = 10.0
 _ANSWER_BYTES_MAX = 2000
-_RETRYABLE = frozenset({408, 425, 429})  # statuses that permit a retry, besides 500 and above
+_RETRYABLE = frozenset({408, 425, 429})  # statuses below 500 after which a retry may succeed
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from sluice.ids import new_id
 log = structlog.get_logger(__name__)
 
 _TICK_S = 2.0
-_LEASE, _LEASE_S = "alerts", 30.0  # seconds, longer than a round of sending
+_LEASE, _LEASE_S = "alerts", 30.0  # lease in seconds, longer than a round of sending
 _AT_ONCE = 8
 
 
@@ -115,7 +115,7 @@ class AlertService:
         t = notifications.c
         is_it = and_(
             t.id == row["id"],
-            t.told_at == row["told_at"],  # only if no newer notice was stored meanwhile
+            t.told_at == row["told_at"],  # unless a newer notice has replaced the row
         )
         change["attempts"] = row["attempts"] + 1
 

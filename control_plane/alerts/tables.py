@@ -51,14 +51,14 @@ silences = Table(
 notifications = Table(
     "alert_notifications",
     metadata,
-    Column("id", Text, primary_key=True),  # RECEIVER/GROUP
+    Column("id", Text, primary_key=True),  # `RECEIVER/GROUP`
     Column("receiver", Text, nullable=False),
     Column("group_key", Text, nullable=False),
     Column("status", Text, nullable=False),
     list_column("fingerprints"),
     _moment("told_at"),
     Column("notice", JSONB, nullable=False),
-    Column("state", Text, nullable=False),  # pending, sent, failed
+    Column("state", Text, nullable=False),  # `pending`, `sent` or `failed`
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("next_at_unix_ms", BigInteger, nullable=False, server_default="0"),
     words_column("error"),
@@ -68,7 +68,7 @@ incidents = Table(
     "incidents",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("key", Text, nullable=False),  # key of a group, or rollout/ID
+    Column("key", Text, nullable=False),  # key of a group of alerts, or `rollout/ID`
     Column("title", Text, nullable=False),
     flag_column("is_open"),
     _moment("opened_at"),

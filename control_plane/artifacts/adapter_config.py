@@ -36,7 +36,7 @@ _LITERAL = re.compile(r"[A-Za-z0-9_.]+")
 _ALPHA_MAX = 1e9  # largest scale for which products with 16-bit weights fit into 32-bit floats
 _LAYERS_MAX = 4096
 
-Module = tuple[int, str]  # number of the layer, and one of PROJECTIONS
+Module = tuple[int, str]  # number of the layer, and one of `PROJECTIONS`
 
 
 @dataclass(frozen=True, slots=True)

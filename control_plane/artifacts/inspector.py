@@ -74,7 +74,7 @@ def inspect(job: InspectionJob) -> list[str]:
             return ["the base has no config.json that can be read: import the base anew"]
         reasons = check_adapter(files, config, limits)
     if reasons:
-        return reasons  # a refused artifact need not be hashed
+        return reasons  # refused already, so the expensive hashing is skipped
     return [
         f"{file.name} has another SHA-256 than its manifest says: make the manifest anew"
         for file in files.values()

@@ -21,7 +21,7 @@ class Kind(StrEnum):
 class UploadState(StrEnum):
     """The state of an upload. The last three states are final."""
 
-    IMPORTING = "importing"  # the control plane fetches the files
+    IMPORTING = "importing"  # the control plane fetches the files of an import
     UPLOADING = "uploading"
     VALIDATING = "validating"
     READY = "ready"

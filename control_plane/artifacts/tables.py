@@ -40,7 +40,7 @@ artifacts = Table(
     Column(
         "kind", Text, CheckConstraint("kind IN ('adapter', 'base')", name="kind"), nullable=False
     ),
-    list_column("base_digests"),  # bases on which the adapter was accepted
+    list_column("base_digests"),  # digests of the bases for which the adapter was accepted
     Column("size_bytes", BigInteger, nullable=False),
     Column("file_count", Integer, nullable=False),
     object_column("manifest"),
@@ -77,7 +77,7 @@ chunks = Table(
     metadata,
     Column("sha256", Text, primary_key=True),
     Column("size_bytes", Integer, nullable=False),
-    _moment("used_at"),  # time of the last upload or of the last new reference
+    _moment("used_at"),  # time at which the chunk was last uploaded or referenced anew
     Column("doomed_at", DateTime(timezone=True)),
 )
 
@@ -86,7 +86,7 @@ artifact_uploads = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("tenant_id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), index=True),
-    words_column("digest"),  # empty until the import has computed it
+    words_column("digest"),  # digest of the artifact, empty until the import has computed it
     Column("kind", Text, nullable=False),
     words_column("base_digest"),
     words_column("source"),  # URI of an import, empty for an upload

@@ -27,7 +27,7 @@ from sluice.manifests import Manifest, parse_manifest
 
 log = structlog.get_logger(__name__)
 
-_WORKERS = 2  # uploads that are processed concurrently
+_WORKERS = 2  # number of uploads that are processed concurrently
 _TICK_S = 2.0
 _LEASE = timedelta(seconds=8)
 _RENEW_S = 2.0

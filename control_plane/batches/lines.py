@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 LINES_MAX = 50_000
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 _LINE_BYTES_MAX = 1 << 20
-_MISTAKES_MAX = 100  # mistakes shown to the caller
+_MISTAKES_MAX = 100  # largest number of mistakes that the caller receives
 _FIELDS = {"custom_id", "method", "url", "body"}
 _ID_CHARACTERS_MAX = 512
 

@@ -17,7 +17,7 @@ from sluice.identity import CertificateRole
 
 # Deadline in seconds. The sums of a month of a large fleet are computed on request.
 DEADLINE_S = 20.0
-ASKED_MAX = 500  # largest number of tenants, and of models, per request
+ASKED_MAX = 500  # largest number of tenants per request, and of models per request
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from control_plane.fields import AdminBody, checked_id
 # Largest number of budgets per tenant. It is small, because gateways search the exhausted budgets
 # of a tenant for each request.
 BUDGETS_MAX = 16
-AMOUNT_MAX = 2**53  # largest amount, since JSON numbers are exact up to this value
+AMOUNT_MAX = 2**53  # largest amount, because JSON numbers are exact up to this value
 
 
 class Unit(StrEnum):

@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
 _LEASE = "budgets"
-_LEASE_S = 30.0  # seconds, longer than a tick and a query to the ledger together
+_LEASE_S = 30.0  # lease in seconds, longer than a tick and a query of the ledger together
 # pause after a query as a multiple of its duration, so that queries run at most a fifth of the time
 _REST = 4.0
 _RETRY_MAX_S = 15.0
@@ -58,7 +58,7 @@ class BudgetPace:
         If there are fewer than `asked_max`, no further budgets are due.
         """
         self.is_behind = len(due) == self.asked_max
-        if not self.is_behind:  # drop the attempts of budgets that were removed
+        if not self.is_behind:  # all due budgets are known, so others are dropped
             self.tried = {one.id: self.tried[one.id] for one in due if one.id in self.tried}
 
     def answered(self, now_s: float, took_s: float) -> None:

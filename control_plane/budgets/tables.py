@@ -27,7 +27,7 @@ budgets = Table(
     Column("id", Text, primary_key=True),
     Column("tenant_id", Text, ForeignKey("tenants.id", ondelete="CASCADE"), nullable=False),
     Column("name", Text, nullable=False),  # unique within the tenant, and shown to people
-    words_column("model_id"),  # empty for all models
+    words_column("model_id"),  # model of the budget, empty for all models
     Column("unit", Text, nullable=False),
     Column("amount", BigInteger, CheckConstraint("amount >= 1", name="amount"), nullable=False),
     Column("period", Text, nullable=False),

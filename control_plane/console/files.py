@@ -25,7 +25,7 @@ HEADERS = {
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # browsers revalidate each file, and mostly receive a 304
+    "Cache-Control": "no-cache",  # browsers revalidate files, and an unchanged file is a 304
     "Vary": "Accept-Encoding",
 }
 _TYPES = {
@@ -53,7 +53,7 @@ class ConsoleFile:
     content_type: str
     etag: str
     body: bytes
-    packed: bytes  # compressed by gzip
+    packed: bytes  # body compressed by gzip
 
 
 class ConsoleFiles:

@@ -27,7 +27,7 @@ _RETRY_S = 5.0
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-store",
-    "X-Accel-Buffering": "no",  # nginx and similar proxies then forward each event at once
+    "X-Accel-Buffering": "no",  # so that nginx and similar proxies forward each event at once
 }
 
 
@@ -110,7 +110,7 @@ class LiveFeed:
         try:
             return await self._identities.of(request) == actor
         except DatabaseDownError:
-            return True  # while the database is down, the viewer is served
+            return True  # the viewer stays connected while the database is down
         except PlatformError:
             return False
 

@@ -72,7 +72,7 @@ class OpenIdRoutes:
             max_age=_LIFE_S,
             path=settings.cookie_path,
             httponly=True,
-            samesite="Lax",  # the provider's page redirects back to this server
+            samesite="Lax",  # a strict cookie would be missing when the provider redirects back
             secure=is_over_tls(request),
         )
         return answer

@@ -81,7 +81,7 @@ class SessionRoutes:
 
         The session of an older cookie ends.
         """
-        refuse_unknown_query(request, ())  # a key in a URL would be stored in logs
+        refuse_unknown_query(request, ())  # a key in the URL would be stored in logs of proxies
         actor, key_sha256 = await self._identities.of_key(request)
         name = (await read_body(request, SignInBody)).name or actor.name
         actor = Actor(actor.id, actor.role, actor.tenant_id, name)

@@ -69,7 +69,7 @@ class Coordinator:
         self._known: set[str] = set()
         self._fresh: list[str] = []
         self._wanted: dict[str, Wants] = {}  # wants by node, in the form that the planner received
-        self._sifted: dict[int, _SiftedMapping] = {}  # by the id() of the shared mapping
+        self._sifted: dict[int, _SiftedMapping] = {}  # by the `id()` of a shared mapping
         # Differences of two shared mappings in this round, because many nodes have the same change.
         self._between: dict[tuple[int, int], _Between] = {}
         # A report that arrived before its artifact was added must be stored, because agents send it
@@ -152,7 +152,7 @@ class Coordinator:
             known = {digest: p for digest, p in shared.items() if digest in self._known}
             unknown = frozenset(shared.keys() - known.keys())
         while len(self._sifted) >= _SIFTED_MAX:
-            del self._sifted[next(iter(self._sifted))]  # the oldest entry
+            del self._sifted[next(iter(self._sifted))]  # the oldest entry, by dict order
         self._sifted[id(shared)] = sifted = _SiftedMapping(shared, len(self._known), known, unknown)
         return sifted
 

@@ -172,7 +172,7 @@ class WantedWriter:
     def _of(self, shared: Mapping[str, Priority]) -> bytes:
         if id(shared) not in self._written:
             while len(self._written) >= _WRITTEN_MAX:
-                del self._written[next(iter(self._written))]  # the oldest entry
+                del self._written[next(iter(self._written))]  # the oldest entry, by dict order
             message = wire.DistributionAnswer(wanted=_write_wanted(shared))
             self._written[id(shared)] = shared, message.SerializeToString()
         return self._written[id(shared)][1]

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-STORE = "store"  # used in place of a node id if the source is the store
+STORE = "store"  # source of an order whose chunks come from the store, in place of a node id
 
 
 class Priority(IntEnum):
     """Urgency of an artifact for a node. A lower number is more urgent."""
 
     NEEDED = 0  # a request waits for the artifact
-    WARMING = 1  # for a promoted release, or a replica that starts
+    WARMING = 1  # a promoted release or a starting replica will need the artifact
     PREFETCH = 2
 
 
@@ -20,7 +20,7 @@ class Trouble(StrEnum):
 
     CORRUPT = "corrupt"  # the SHA-256 of the received chunk differs
     TIMEOUT = "timeout"
-    REFUSED = "refused"  # no connection, or a source without the chunk
+    REFUSED = "refused"  # the source was not reachable, or did not have the chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from control_plane.distribution.trust import StoreGate, Trust
 
 _STORE = -1
 _VAIN_MAX = 32  # largest number of failed searches for a source, per node and artifact in one round
-_Key = tuple[str, int]  # digest, group
+_Key = tuple[str, int]  # digest of the artifact, number of the group
 
 
 @dataclass(slots=True)
@@ -81,10 +81,10 @@ class Planner:
         self._racks: dict[tuple[str, str], int] = {}
         self._region_nodes: list[int] = []
         self._rack_nodes: list[int] = []
-        self._free = 0  # nodes with capacity to serve more orders, as bits
-        self._free_low = 0  # nodes with capacity for prefetch orders, as bits
+        self._free = 0  # bits of the nodes that can serve more orders
+        self._free_low = 0  # bits of the nodes that can serve more prefetch orders
         self._gates: list[StoreGate] = []
-        self._across: list[int] = []  # number of orders that other regions serve, by region
+        self._across: list[int] = []  # by region, its orders that other regions serve
         self._trust = Trust(limits)
         self._timeouts: deque[_Task] = deque()
         self._round = 0

@@ -344,7 +344,7 @@ class DistributionService(DistributionServiceServicer):
             session.answer = write_answer(answer, node_id, addresses, tickets, time.time())
             session.has_answer.set()
             if session.told is not session.wants.shared:
-                await asyncio.sleep(0)  # a long answer is sent before the next answer is built
+                await asyncio.sleep(0)  # sends a long answer before the next answer is built
 
     async def _learn(self, sessions: list[_Session]) -> None:
         """Look up the wanted artifacts that are still unknown."""

@@ -25,7 +25,7 @@ class Rarity:
         # Bit masks of the groups in each level, which are the groups with 0, 1, 2 to 3, 4 to 7
         # copies, and so on.
         self.levels = [(1 << groups) - 1] + [0] * (LEVELS - 1)
-        self.held = 0  # groups that a source in the region has, as bits
+        self.held = 0  # bits of the groups that any source in the region has
 
     def count(self, group: int, change: int) -> None:
         """Add `change` to the number of copies of a group."""
@@ -64,11 +64,11 @@ class Swarm:
         self.groups = -(-artifact.chunk_count // self.group_chunks)
         self.group_bytes = self.group_chunks * artifact.chunk_bytes
         self.all = (1 << self.groups) - 1
-        self.have: dict[int, int] = {}  # groups that a node has, by node
-        self.asked: dict[int, int] = {}  # groups that a node is fetching, by node
-        self.holders = [0] * self.groups  # nodes that serve a group, by group
+        self.have: dict[int, int] = {}  # bits of the groups that a node has, by node
+        self.asked: dict[int, int] = {}  # bits of the groups that a node is fetching, by node
+        self.holders = [0] * self.groups  # bits of the nodes that serve a group, by group
         self.regions: defaultdict[int, Rarity] = defaultdict(lambda: Rarity(self.groups))
-        self._starts: dict[int, int] = {}  # complete groups as bits at their first chunks, by node
+        self._starts: dict[int, int] = {}  # bits of the first chunks of complete groups, by node
         self._first_chunks = every(self.group_chunks, self.groups)
         planned = self.groups * self.group_chunks
         self._beyond = ((1 << planned) - 1) ^ ((1 << artifact.chunk_count) - 1)

@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 
 from control_plane.distribution.model import PlannerLimits, Trouble
 
-_STORE_PAUSE_S = 1.0  # seconds after the first failure, doubled by each further failure
+_STORE_PAUSE_S = 1.0  # seconds of pause after the first failure, doubled by each further failure
 _STORE_PAUSE_MAX_S = 30.0
 
 
@@ -61,7 +61,7 @@ class Trust:
             return self._shun(source, limits.corrupt_shun_s, now_s)
         record = self._records.setdefault(source, _Record())
         if record.until_s > 0.0:
-            return []  # many reports of one outage count once
+            return []  # many nodes may report the same outage, which counts only once
         strikes = record.strikes if now_s < record.forgiven_s else 0
         record.strikes = strikes + 1
         shun_s = min(limits.shun_s * 2**strikes, limits.shun_max_s)
@@ -102,7 +102,7 @@ class StoreGate:
         self._bytes_max = limits.store_bytes_s * limits.horizon_s
         self._pause_s = _STORE_PAUSE_S
         self._paused_until_s = 0.0
-        self._orders: dict[int, int] = {}  # number of orders by reader
+        self._orders: dict[int, int] = {}  # number of orders by reading node
         self._bytes = 0
 
     def admits(self, node: int, now_s: float) -> bool:
@@ -131,7 +131,7 @@ class StoreGate:
     def failed(self, now_s: float) -> None:
         """Halve the number of readers, and pause before the next order."""
         if now_s < self._paused_until_s:
-            return  # many reports of one outage count once
+            return  # many nodes may report the same outage, which counts only once
         self._allowed = max(self._allowed / 2.0, 1.0)
         self._paused_until_s = now_s + self._pause_s
         self._pause_s = min(self._pause_s * 2.0, _STORE_PAUSE_MAX_S)

@@ -31,7 +31,7 @@ from sluice.wire.control.v1 import control_pb2 as control
 log = structlog.get_logger(__name__)
 
 _WRITE_TIMEOUT_S = 10.0
-_REFRESH_S = 5.0  # seconds after which the desired state is sent again, whether it changed or not
+_REFRESH_S = 5.0  # seconds after which the desired state is sent again, even if it has not changed
 # seconds for which changes are collected, so that simultaneous changes are sent as one message
 _SETTLE_S = 0.05
 

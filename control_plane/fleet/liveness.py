@@ -22,7 +22,7 @@ from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 log = structlog.get_logger(__name__)
 
 NAP_S = 0.1
-_PING_NAPS = 2  # rounds between an answer and the next ping
+_PING_NAPS = 2  # number of rounds between an answer and the next ping
 # Rounds without an answer after which a router is silent. Gateways wait for the same time. With a
 # shorter time, a router would lose its cells in cases that interrupt no client's stream.
 SILENT_NAPS_MAX = 9

@@ -27,7 +27,7 @@ from control_plane.fleet.planner import Condition
 from sluice.profiles import Profile
 from sluice.wire.agent.v1 import agent_pb2 as wire
 
-_LOCK = 7310520303  # advisory lock of the one control plane that decides about the fleet at present
+_LOCK = 7310520303  # advisory lock that only the control plane deciding about the fleet holds
 # Seconds of silence after which a router counts as absent. A control plane that is killed cannot
 # report that its routers have left.
 _ROUTER_SILENCE_S = 6.0

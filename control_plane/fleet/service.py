@@ -76,7 +76,7 @@ class FleetLoop:
         self._wake = asyncio.Event()
         self.presence = Presence(self._wake.set)
         self._liveness = Liveness(self.presence)
-        self._heard_since = time.monotonic()  # monotonic time before which silence is ignored
+        self._heard_since = time.monotonic()  # silence before this monotonic time is ignored
         self._pruned_at = float("-inf")
         self._quiet_steps = 0  # number of consecutive steps without a change
         # routers with a closed watch, by id, with the address and the time until which they are
@@ -140,7 +140,7 @@ class FleetLoop:
 
     async def _is_quiet(self, changed: asyncio.Event) -> bool:
         """Wait for the next tick or a change, and return whether there was no change."""
-        await asyncio.sleep(0.02)  # changes that arrive together are decided together
+        await asyncio.sleep(0.02)  # so that changes that arrive together are decided together
         waits = (self._wake.wait(), changed.wait())
         async with asyncio.TaskGroup() as tasks:
             waiting = [tasks.create_task(wait) for wait in waits]
@@ -152,7 +152,7 @@ class FleetLoop:
 
     async def _store_liveness(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
         """Store which routers are live, and return the stored departures and ends of routers."""
-        await end_frozen(connection)  # a frozen leader also locks rows of routers
+        await end_frozen(connection)  # a frozen leader may have locked the routers' rows
         departed, gone = set(self.presence.departed), set(self.presence.gone)
         await repository.write_routers(connection, self.presence.here(), departed, gone)
         return departed, gone

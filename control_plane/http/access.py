@@ -169,7 +169,7 @@ async def _record(
         code = ErrorCode.REQUEST_TOO_LARGE if error.status == 413 else ErrorCode.INVALID_REQUEST
         error = PlatformError(code, error.reason)
     if error.code is ErrorCode.UNAVAILABLE:
-        return  # the record would be written to the database that is down
+        return  # not recorded, because the database is down
     try:
         await writes.refused(request, error)
     except (PlatformError, DBAPIError) as failure:

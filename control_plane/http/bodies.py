@@ -74,7 +74,7 @@ def _without(payload: bytes, names: Collection[str]) -> tuple[bytes, dict[str, A
     try:
         found = json.loads(payload) if names else None
     except ValueError:
-        found = None  # the later validation reports the mistake
+        found = None  # not JSON, which the later validation reports
     if not isinstance(found, dict):
         return payload, {}
     fields = cast("dict[str, Any]", found)

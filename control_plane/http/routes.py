@@ -39,7 +39,7 @@ class AdminRoute:
         kind: Kind of the objects, for the audit log.
         operation: Part of the OpenAPI document, which `describe.operation` returns.
         is_audited: Whether every success writes an audit row. Only a write without a visible effect
-            (a chunk of an upload, or a query that is too long for a URL) may set it to false.
+            (an upload's chunk, or a query too long for a URL) may set it to false.
         is_noted: Whether a successful read writes an audit row as well.
     """
 

@@ -22,7 +22,7 @@ GUARDED = (
     "/v1/",
     "/console/data/",
     "/console/v1/",
-)  # path prefixes of the admin REST, and of routes that only the console uses
+)  # prefixes of paths that need a key or a session
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 

@@ -201,7 +201,7 @@ class Writes:
             if done and await repository.is_recorded(connection, done[-1][1]):
                 return done[-1][0], False
             if key:
-                may_wait = attempts > 1  # a lost attempt of this write may still be running
+                may_wait = attempts > 1  # an earlier attempt of this write may still be running
                 kept = await repository.take_key(connection, actor.id, key, may_wait=may_wait)
                 if kept is not None:
                     check_replay(kept, request_sha256)

@@ -7,7 +7,7 @@ from pydantic import AfterValidator
 
 from control_plane.fields import AdminBody, Count, Digest, Id, OptionalDigest, OptionalId, Text
 
-RELEASE_MARK = "@"  # between a model and its release
+RELEASE_MARK = "@"  # separates the name of a model from the name of its release
 _RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 

@@ -61,7 +61,7 @@ _OF_EACH: Mapping[str, Callable[..., float]] = {
 }
 _NAME = "__name__"
 _EDGE = "le"
-_STEP_MS = 15_000  # default step of a subquery
+_STEP_MS = 15_000  # default step of a subquery, in milliseconds
 
 
 class PromqlError(ValueError):
@@ -322,7 +322,7 @@ def _quantiles(share: Value, buckets: Value) -> Vector:
         except ValueError:
             continue
         found = histograms.setdefault(of(labels), {})
-        found[at] = found.get(at, 0.0) + count  # the texts 1 and 1.0 denote the same edge
+        found[at] = found.get(at, 0.0) + count  # for example, 1 and 1.0 denote the same edge
     number = _number(share)
     return {labels: histogram_quantile(number, found) for labels, found in histograms.items()}
 

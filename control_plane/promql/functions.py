@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-# If the gap between an end of the range and the nearest sample exceeds this many usual gaps, the
-# series itself begins or ends in the range.
+# The gap between an end of the range and the nearest sample may exceed this many usual gaps. Then
+# the series itself begins or ends in the range.
 _GAP = 1.1
 
 

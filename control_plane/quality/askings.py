@@ -14,7 +14,7 @@ from sluice.watch import ControlState
 from sluice.wire.agent.v1 import agent_pb2 as wire
 from sluice.wire.control.v1 import control_pb2 as control
 
-DEFAULT = "default"  # first word in the ids of the askings that every base has
+DEFAULT = "default"  # first word in the ids of the default prompts, which every base has
 # Texts that a model may continue in many ways, so that the answer depends on every layer. A text
 # with an obvious continuation would hide errors. These four texts detect 19 of 20 random errors in
 # one layer.
@@ -28,8 +28,8 @@ DEFAULT_TEXTS = (
 DEFAULT_TOKENS = (35, 120, 77, 210, 64, 99, 143, 58, 201, 46, 88, 175, 51, 132, 67, 240)
 DEFAULT_OUTPUT_TOKENS = 24
 DEFAULT_EVERY_S = 60
-ROLLOUT_EVERY_S = 5  # interval for prompts with an expected answer during a rollout
-_DIGEST_CHARACTERS = 16  # length of a digest in the id of an asking
+ROLLOUT_EVERY_S = 5  # seconds between two runs of a prompt with an expected answer during a rollout
+_DIGEST_CHARACTERS = 16  # length of the shortened digests in the id of an asking
 
 
 @dataclass(frozen=True, slots=True)

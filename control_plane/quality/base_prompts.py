@@ -76,7 +76,7 @@ class BasePrompts:
             except (PlatformError, TokenizingError, OSError) as error:
                 is_first = base not in self._retry_at_s
                 self._retry_at_s[base] = monotonic() + _RETRY_S
-                if is_first:  # until a retry succeeds, the base uses ids that every vocabulary has
+                if is_first:  # until a retry succeeds, the base uses `DEFAULT_TOKENS`
                     log.warning("base_prompts_not_made", base=base, error=str(error))
         await self._tell_routers()
 

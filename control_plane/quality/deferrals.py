@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from control_plane.quality.verdicts import Group
 
 _FIRST_S = 5.0
-_FAILURES_MAX = 6  # failures after which a group is parked
+_FAILURES_MAX = 6  # number of failures after which a group is parked
 PARKED_S = 3600.0
 # Largest number of remembered groups. The groups that failed longest ago are forgotten.
 _GROUPS_MAX = 1024

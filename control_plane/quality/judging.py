@@ -39,9 +39,9 @@ from sluice.ids import new_id
 log = structlog.get_logger(__name__)
 
 _BATCHES_MAX = 8  # Largest number of batches per turn. New answers are stored between two turns.
-_DEADLINE_S = 4.0  # seconds per batch
+_DEADLINE_S = 4.0  # deadline of a batch, in seconds
 _EXAMINE_S = 1.0  # seconds after the begin of a batch from which no further group is begun
-_GROUP_S = 1.0  # seconds after which a group counts as failed if its batch misses the deadline
+_GROUP_S = 1.0  # seconds from which on a group is to blame if its batch misses the deadline
 
 
 class TooSlowError(Exception):
@@ -218,7 +218,7 @@ async def _learn(
         try:
             async with connection.begin_nested():
                 await repository.learn(connection, group, truth)
-        except DBAPIError as error:  # for example because the pool was deleted
+        except DBAPIError as error:  # the pool may have been deleted
             if is_transient(error):
                 raise
             failures[group] = error

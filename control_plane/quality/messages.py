@@ -45,7 +45,7 @@ class Messages:
     def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
         self.size = 0
         self._bytes_max = bytes_max
-        self._sets: dict[Bases, _Set] = {}  # ordered by last use, the least recent first
+        self._sets: dict[Bases, _Set] = {}  # in the order of last use, the oldest use first
         self._shared: dict[str, _SharedMessage] = {}
 
     def of(

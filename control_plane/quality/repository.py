@@ -53,7 +53,7 @@ from sluice.detector.consensus import Text
 
 ROWS_MAX = 5000  # largest number of rows read by one query
 _PAGES_MAX = 10  # largest number of pages per read
-_DECISION_LOCK = 7310520310  # advisory lock of the control plane that decides about replicas
+_DECISION_LOCK = 7310520310  # advisory lock for decisions about replicas
 # First part of an advisory lock, whose second part is the hash of an owner. A transaction holds the
 # lock while it adds a prompt of the owner.
 _PROMPTS_LOCK = 731052032

@@ -34,12 +34,12 @@ log = structlog.get_logger(__name__)
 _TICK_S = 1.0
 _ACCUSE_S = 1.5  # Deadline in seconds. A router waits for 2 s, and then repeats its report.
 _IDLE_S = 5.0  # seconds between two searches for answers that other control planes stored
-_ALERT_S = 900.0  # seconds after which an alert that was not raised again has ended
-_TOKENS_MAX = 64  # largest number of tokens per stored answer
+_ALERT_S = 900.0  # seconds after which an alert ends unless it is raised again
+_TOKENS_MAX = 64  # largest number of tokens that are stored of an answer
 _ERROR_MAX = 500
 _PRUNE_INTERVAL_S = 600.0
 _ALERTS_MAX = 8192  # Largest number of remembered alerts. The oldest are dropped first.
-_REFRESH_S = 0.5  # seconds between two updates while the state changes continuously
+_REFRESH_S = 0.5  # seconds between two updates of the prompts while the state changes continuously
 # pause as a multiple of the last update's duration, so that updates use little processor time
 _REST = 20.0
 _ADVICE = {
@@ -155,7 +155,7 @@ class Quality:
                 self._meter.count_dropped("id")
                 continue
             asking = self._board.askings.get(result.prompt_id)
-            if asking is None:  # the asking no longer exists
+            if asking is None:  # the prompt was removed after it was sent
                 continue
             text = Text(
                 tuple(token for token in result.token_ids[:_TOKENS_MAX] if token < 2**31),

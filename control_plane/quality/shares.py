@@ -29,7 +29,7 @@ DEFAULTS_RESERVED = 16
 # suffices for the three answers that a judgement needs.
 ROUND_S = 300
 _UNIT_BYTES = NODE_BYTES_MAX // NODE_PROMPTS_MAX
-_TOKEN_BYTES_MAX = 5  # bytes of a token id as a varint
+_TOKEN_BYTES_MAX = 5  # largest number of bytes of a token id, which is a varint
 _FRAME_BYTES = 64  # bytes for numbers, tags and lengths in the message of a prompt
 # Largest size of an item in units. Three releases of the longest prompt need 9 units.
 _ITEM_UNITS_MAX = 16

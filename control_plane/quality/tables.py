@@ -62,7 +62,7 @@ golden_answers = Table(
     Column("asking_id", Text, nullable=False),
     _ids("token_ids"),
     _logprobs(),
-    words_column("error"),  # reason why there is no answer
+    words_column("error"),  # reason for a missing answer, otherwise empty
     Column("asked_at_unix_ms", BigInteger, nullable=False),
     flag_column("is_judged"),
 )
@@ -107,7 +107,7 @@ ejections = Table(
     metadata,
     Column("replica_id", Text, primary_key=True),
     Column("router_id", Text, primary_key=True),
-    Column("ejected_at_unix_ms", BigInteger, primary_key=True),  # by the router's clock
+    Column("ejected_at_unix_ms", BigInteger, primary_key=True),  # Unix time by the router's clock
     Column("cell_id", Text, nullable=False),
     Column("epoch", BigInteger, nullable=False),  # epoch of the cell
     Column("evidence", Text, nullable=False),  # an `EvidenceKind` of sluice.detector

@@ -23,17 +23,17 @@ from control_plane.quality.judgement import (
 )
 from sluice.detector.consensus import Text, difference
 
-Group = tuple[str, str]  # pool, asking
+Group = tuple[str, str]  # id of a pool, id of an asking
 
 
 class Alert(StrEnum):
     """The kinds of alerts that need an operator."""
 
-    SPARED = "spared"  # a replica deviates and must stay in service
+    SPARED = "spared"  # a replica deviates, but must stay in service
     # a replica is quarantined and not replaced now, because the budget of replacements is used up
     HELD = "held"
     SPLIT = "split"  # no answer has a majority
-    CHANGED = "changed"  # all replicas of a pool answer differently than before
+    CHANGED = "changed"  # all replicas of a pool agree on another answer than before
     UNEXPECTED = "unexpected"  # answers differ from the expected answer
     TENANT = "tenant"  # any of these kinds for a prompt of a tenant, which causes no quarantine
     UNJUDGED = "unjudged"  # answers repeatedly could not be judged

@@ -54,7 +54,7 @@ async def begin(
         raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="release")
     await _refuse_embeddings(connection, model_id, {model["pool_id"], canary.pool_id})
     await _refuse_second(write, model_id)
-    if control.pool_id != model["pool_id"]:  # the pool of the model serves control
+    if control.pool_id != model["pool_id"]:  # control must be served by the model's pool
         control = replace(control, pool_id=model["pool_id"])
         is_control = releases.c.id == release_id(model_id, control.name)
         query = update(releases).where(is_control).values(pool_id=control.pool_id)

@@ -215,7 +215,7 @@ class _ArmRow(_AnswerPart):
     ttft_ms: _Buckets
     tpot_us: _Buckets
     output_tokens: _Buckets
-    scores: _ScoresRow = _ScoresRow()  # sent only by a newer service
+    scores: _ScoresRow = _ScoresRow()  # missing in the answers of an older service
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:

@@ -36,7 +36,7 @@ class Stage(AdminBody):
 
     model_config = ConfigDict(json_schema_extra=SHARE.describe)
 
-    share: Annotated[int, Field(ge=1, le=SHARE_MAX)]  # basis points
+    share: Annotated[int, Field(ge=1, le=SHARE_MAX)]  # share of the traffic in basis points
     duration_min_s: _Seconds = 600.0
     sample_min: _Sample = 0
     sample_light: _Sample | None = None

@@ -44,8 +44,8 @@ _PATIENCE_WINDOWS = 64
 # nothing is bet.
 _MEMORY_REQUESTS_MAX = 2_000
 _MEMORY_REQUESTS_MIN = 50
-_WAITING_WINDOWS_MAX = 30  # largest number of pooled windows, which last 5 minutes at 10 s each
-_ONE_SIDED_95 = 1.645  # standard deviations of the one-sided 95 % quantile
+_WAITING_WINDOWS_MAX = 30  # largest number of pooled windows (5 minutes of windows of 10 s)
+_ONE_SIDED_95 = 1.645  # 95 % quantile of the normal distribution, in standard deviations
 _LOG_NOTHING = -1e9  # Logarithm of an empty stake. It is finite, because JSON has no infinity.
 
 

@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
 _IDLE_S = 2.0  # Seconds between rounds without a live rollout. `wake` ends the pause.
-_STEPS_AT_ONCE = 4  # Concurrent steps. A step uses one of the database's eight connections.
+_STEPS_AT_ONCE = 4  # Largest number of concurrent steps. A step uses one of eight connections.
 _FEEDS_AT_ONCE = 8
 _FEED_TIMEOUT_S = 2.0  # Seconds per rollout. Evidence that arrives later is left to the next step.
 _STEP_TIMEOUT_S = 4.0
@@ -102,7 +102,7 @@ class Rollouts:
         self._feeds = asyncio.Semaphore(_FEEDS_AT_ONCE)
         self._steps = asyncio.Semaphore(_STEPS_AT_ONCE)
         self._pruned_at = float("-inf")
-        self._has_live = True  # whether the last full round read any live rollout
+        self._has_live = True  # whether the last complete round found a live rollout
 
     def wake(self) -> None:
         """Start the next round immediately."""
@@ -195,7 +195,7 @@ class Rollouts:
                 log.warning("evidence_lost", rollout=kept.id, reason=str(error) or "no answer yet")
             self._without_evidence.add(kept.id)
             return ()
-        except Exception:  # the rollout is stepped without evidence
+        except Exception:  # the rollout is still stepped, but without evidence
             log.exception("evidence_broken", rollout=kept.id)
             return ()
         if kept.id in self._without_evidence:

@@ -20,7 +20,7 @@ from control_plane.rollouts.state import (
 )
 
 Json = dict[str, Any]
-_DIGITS = 12  # displayed digits of a digest
+_DIGITS = 12  # number of displayed digits of a digest
 
 SUMMARY = (
     *("id", "model_id", "control", "canary", "owner_tenant_id", "phase", "reason", "stage"),
@@ -263,7 +263,7 @@ def _gates(plan: Plan, seen: StageEvidence) -> list[Json]:
 
 def _gate(one: GateEvidence, tolerated: float, alpha: float) -> Json:
     sides = [one.canary, one.control]
-    if one.metric is Metric.FEWER_REFUSALS:  # for fewer refusals the suspect is control
+    if one.metric is Metric.FEWER_REFUSALS:  # here `canary` has control's counts
         sides.reverse()
     canary, control = ({"bad": side.bad, "total": side.total} for side in sides)
     rate = one.detectable_rate

@@ -14,7 +14,7 @@ from control_plane.rollouts.evidence import Baseline, Metric, Thresholds, Window
 from control_plane.rollouts.plan import GOLDEN_SAMPLE_MIN, Plan, Stage
 from control_plane.rollouts.sequential import Count, SequentialTest, detectable_rate
 
-NO_STAGE = -1  # number of the stage before the first stage has opened
+NO_STAGE = -1  # value of `stage` before the first stage has opened
 
 
 class Phase(StrEnum):

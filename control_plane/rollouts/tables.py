@@ -44,7 +44,7 @@ rollouts = Table(
     Column(
         "model_id", Text, ForeignKey("models.id", ondelete="CASCADE"), nullable=False, index=True
     ),
-    Column("control", Text, nullable=False),  # name of a release, not an id
+    Column("control", Text, nullable=False),  # name of a release, without the name of the model
     Column("canary", Text, nullable=False),
     Column("owner_tenant_id", Text, ForeignKey("tenants.id", ondelete="SET NULL"), index=True),
     Column("salt", Text, nullable=False),
@@ -105,7 +105,7 @@ rollout_plans = Table(
 gateway_confirmations = Table(
     "gateway_confirmations",
     metadata,
-    Column("id", Text, primary_key=True),  # id of the worker process
+    Column("id", Text, primary_key=True),  # id of the gateway's worker process
     Column("version", BigInteger, nullable=False),
     Column("oldest_open_unix_ms", BigInteger, nullable=False),
     Column("seen_at", DateTime(timezone=True), nullable=False),

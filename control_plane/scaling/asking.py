@@ -127,7 +127,7 @@ class _Asker:
             except SendError as error:
                 outcome = AskOutcome("failed", error.reason)
                 again_s = max(error.after_ms / 1000, self._again_s())
-            except Exception as error:  # only this request has failed
+            except Exception as error:  # an error of one request must not end the task
                 log.exception("node_request_failed", actuator=self._actuator.name)
                 outcome = AskOutcome("failed", f"{type(error).__name__}: see the log")
                 again_s = self._again_s()

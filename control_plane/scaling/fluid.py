@@ -153,7 +153,7 @@ class _Queues:
         self._shares = terms.tiers
         self._deadline_s = terms.batch_deadline_s
         self.waiting = [0.0] * len(terms.tiers)
-        self._batch: list[tuple[int, float]] = []  # second of arrival, work-seconds
+        self._batch: list[tuple[int, float]] = []  # (second of arrival, work-seconds)
         self.batch_late = self.batch_work = 0.0
 
     def add(self, t: int, work: float) -> None:

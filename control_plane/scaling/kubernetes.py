@@ -12,7 +12,7 @@ from control_plane.scaling.actuators import Actuator
 from control_plane.scaling.nodes import NODES_MAX, NodesAsk
 
 _ANSWER_BYTES_MAX = 64 << 10
-_TRIES = 3  # attempts when another client writes between our read and our write
+_TRIES = 3  # largest number of attempts if another client writes between the read and the write
 _CONFLICT = 409
 _HINTS = {
     401: "the API server refuses the token",

@@ -12,8 +12,8 @@ from control_plane.scaling.demand import DemandHistory
 from control_plane.scaling.model import BOOT_PRIOR_S, PoolFacts, PoolState, ScalingSettings
 from control_plane.scaling.work import CellWork, PoolSpeed, Seen, Sums, news
 
-_ABSENT_LOOKS = 4.0  # intervals without a round after which past decisions count as unknown
-_OBSERVE_LOOKS = 2  # rounds after a start in which the numbers of replicas are not changed
+_ABSENT_LOOKS = 4.0  # intervals without a round, after which earlier decisions count as unknown
+_OBSERVE_LOOKS = 2  # number of rounds after a start that do not change the numbers of replicas
 # multiple of the longest boot time after which replicas of an actuator's pool count as late
 EFFECT_FACTOR = 1.5
 

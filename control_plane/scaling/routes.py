@@ -37,7 +37,7 @@ from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 INTERVAL_S = 15.0
 _KIND = "scaling"
-_SLEEPERS_SHARE = 0.05  # default share, if the engine can sleep
+_SLEEPERS_SHARE = 0.05  # default of `sleepers_share` if the engine can sleep
 _READ, _WRITE = Action.READ_PLATFORM, Action.WRITE_FLEET
 _SETTINGS = tuple(ScalingBody.model_fields)
 _BY_HAND = ("is_paused", "pin", "pin_until", "pinned_by")

@@ -44,8 +44,8 @@ _LEASE = "scaling"
 _LEASE_MIN_S = 5.0
 # intervals after which the lease expires, so that it outlasts the pause between two rounds
 _LEASE_INTERVALS = 2.5
-_REPORTS = 3  # reports that a router sends per interval
-_FRESH_INTERVALS = 2.0  # intervals after which a report no longer describes the present
+_REPORTS = 3  # number of reports that a router sends per interval
+_FRESH_INTERVALS = 2.0  # number of intervals after which a report no longer describes the present
 _DEADLINE_S = 10.0
 _PRUNE_LOOKS = 40
 # seconds between two checks for waiting work while replicas sleep, equal to the routers' interval
@@ -116,7 +116,7 @@ class Scaling:
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("scaling_step_failed", error=str(getattr(error, "reason", error)))
                 self._rest()
-            except Exception:  # the numbers of replicas do not change, and serving continues
+            except Exception:  # a failed round changes no number of replicas
                 log.exception("scaling_step_broken")
                 self._rest()
             until_s = time.monotonic() + self._interval_s

@@ -13,7 +13,7 @@ from control_plane.scaling.model import Cause, PoolPlan, PoolState, ScalingReaso
 
 _FIXED = frozenset(
     {Cause.PIN, Cause.PAUSE, Cause.OBSERVING}
-)  # causes of pools to which no demand is moved
+)  # a pool with such a cause receives no demand of other pools
 
 
 def shared(

@@ -100,7 +100,7 @@ scaling_budgets = Table(
     "scaling_budgets",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("accelerators", Integer),  # NULL for no bound
+    Column("accelerators", Integer),  # NULL if there is no bound
     Column("price", Double),
 )
 
@@ -114,5 +114,5 @@ actuator_asks = Table(
     words_column("result"),
     words_column("warning"),
     Column("asked_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    Column("short_since", DateTime(timezone=True)),  # NULL if no node is missing
+    Column("short_since", DateTime(timezone=True)),  # time since which nodes are missing, or NULL
 )

@@ -13,7 +13,7 @@ from sluice.wire.control.v1 import control_pb2 as wire
 
 CELLS_MAX = 10_000  # largest number of cells per report
 TIERS_MAX = 64  # largest number of tiers per cell
-_SUM_MAX = 1 << 53  # largest sum, since JSON numbers are exact up to this value
+_SUM_MAX = 1 << 53  # largest sum, because JSON numbers are exact up to this value
 _TOKEN_MIN_S, _TOKEN_MAX_S = 1e-9, 10.0
 _SPEED_SMOOTHING = 0.2
 

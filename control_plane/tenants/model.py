@@ -14,9 +14,9 @@ from sluice.scopes import Scope
 
 SALT_BYTES = 16
 RESERVED = ShareField("reserved", of_percent=10, unit="permille")
-RESERVED_PERMILLE_MAX = 1000  # bound of the sum of all tiers' reserved shares
+RESERVED_PERMILLE_MAX = 1000  # largest sum of the reserved shares of all tiers
 ANY_MODEL = "*"
-RETENTION_HOURS_MAX = 87_600  # hours in ten years, as for the platform's own bound
+RETENTION_HOURS_MAX = 87_600  # hours in ten years, which is also the largest bound of the platform
 _PATTERN = re.compile(r"[A-Za-z0-9._:/@+-]{0,128}\*?")
 
 

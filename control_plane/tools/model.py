@@ -15,7 +15,7 @@ from sluice.server_tools import header_place
 
 _URL_CHARACTERS_MAX = 2048
 _NAMES_MAX, _HEADERS_MAX = 100, 16
-_SCHEMA_BYTES_MAX = 64 << 10  # the same limit as for a tool in a request
+_SCHEMA_BYTES_MAX = 64 << 10  # the same limit as for a tool in a client's request
 _HEADER_CHARACTERS_MAX = 8192
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")

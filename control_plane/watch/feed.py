@@ -65,7 +65,7 @@ class Feed:
         self.history = History()
         self.is_loaded = False
         self.is_database_up = False
-        self.refresh_s = 0.0  # duration of the last read
+        self.refresh_s = 0.0  # duration of the last read of changes, in seconds
         self._database = database
         self._changed = asyncio.Event()
         self._notified = asyncio.Event()
@@ -232,7 +232,7 @@ async def _read_state(connection: AsyncConnection, version: int) -> ControlState
             async for part in parts:
                 for _ in coming.fill(part):
                     pass
-                await asyncio.sleep(0)  # yields to other tasks
+                await asyncio.sleep(0)  # so that other tasks run between two parts
     coming.version = version
     return coming
 
