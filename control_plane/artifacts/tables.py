@@ -100,7 +100,7 @@ artifact_uploads = Table(
     _moment("touched_at"),
     words_column("claim"),  # id of the claim of the process that works on the upload
     Column("claimed_until", DateTime(timezone=True)),
-    # attempts in the present state
+    # number of attempts in the present state, after which the upload is refused
     Column("attempts", Integer, nullable=False, server_default="0"),
 )
 # Only one upload per content is live, so that a repeated request continues the live upload. A

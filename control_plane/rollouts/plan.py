@@ -124,7 +124,7 @@ DEFAULT_GATES = (
     Gate(metric=Metric.REPETITIVE_ANSWERS, tolerated=0.02),
     Gate(metric=Metric.CUT_ANSWERS, tolerated=0.05),
     Gate(metric=Metric.BASE_LIKE_ANSWERS, tolerated=0.05),
-    # A well trained release differs a little from its base. A garbage release differs in all
+    # A well trained release differs a little from its base. A broken release differs in all
     # answers.
     Gate(metric=Metric.UNLIKELY_ANSWERS, tolerated=0.2),
     Gate(metric=Metric.UNSURE_ANSWERS, tolerated=0.2),

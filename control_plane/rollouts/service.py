@@ -163,7 +163,8 @@ class Rollouts:
             await end_frozen(connection)
             taken = await repository.take(connection, self._process)
         seen = {**phases, UNREADABLE: len(taken.unreadable)}
-        # A rollout that is being stepped may be locked by its own step.
+        # A rollout that is being stepped may be locked, so that `take` has skipped it. It stays
+        # claimed.
         stepping = {name: kept for name, kept in self._own.items() if name in self._under_way}
         self._own = stepping | {kept.id: kept for kept in taken.own}
         self._has_live = bool(phases or self._own)

@@ -20,7 +20,7 @@ _HEADER_CHARACTERS_MAX = 8192
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _HEADER_TEXT = re.compile(r"[\x20-\x7e]*")
-# Headers of the connection, and headers that describe the body.
+# Headers that a tool may not set, because the gateway sets them for the connection and the body.
 _HEADERS_OF_OURS = frozenset(
     {
         *("host", "connection", "content-length", "content-type", "transfer-encoding", "accept"),
