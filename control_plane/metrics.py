@@ -211,7 +211,7 @@ class ControlPlaneMetrics:
     def show_nodes(self, asks: Mapping[str, NodesAsk]) -> None:
         """Set the gauges of the requests for nodes to actuators.
 
-        Only the control plane that leads sends requests, so the gauges of other ones are empty.
+        Only the control plane that leads sends requests. Other control planes have empty gauges.
         """
         for gauge in (self._nodes_wanted, self._nodes_missing):
             gauge.clear()

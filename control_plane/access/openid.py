@@ -134,7 +134,7 @@ def derived(secret: str, purpose: Literal["state", "nonce", "verifier"]) -> str:
 
 
 def is_state(given: str, secret: str) -> bool:
-    """Return whether an answer belongs to this browser's request. Compares in constant time."""
+    """Return, in constant time, whether an answer belongs to this browser's request."""
     expected = derived(secret, "state").encode()
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected)
 

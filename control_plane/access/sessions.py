@@ -54,7 +54,7 @@ def csrf_token(secret: str) -> str:
 
 
 def is_csrf_token(given: str, secret: str) -> bool:
-    """Return whether a header's value belongs to a cookie. Compares in constant time."""
+    """Return, in constant time, whether a header's value belongs to a cookie."""
     return hmac.compare_digest(
         given.encode("utf-8", "surrogateescape"), csrf_token(secret).encode()
     )

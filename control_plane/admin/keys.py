@@ -13,7 +13,7 @@ from sluice.ids import new_id, new_secret
 
 
 class AdminKeyChange(AdminBody):
-    """The changeable fields of an admin key. The role cannot change, only a new key can have it."""
+    """The changeable fields of an admin key. The role of a key never changes."""
 
     name: Text = ""
     expires_at_unix_ms: Annotated[int, Field(ge=0, le=2**53)] = 0

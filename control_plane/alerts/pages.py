@@ -1,4 +1,4 @@
-"""Pages of metrics for rules, with the targets to scrape and the samples of a page. Pure."""
+"""Parses the targets to scrape, and the pages of metrics from which rules read samples. Pure."""
 
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence

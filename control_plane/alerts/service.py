@@ -2,8 +2,8 @@
 
 Every control plane runs the loop, but only the leader, which has the lease, does the work. A due
 notice is stored as a row before it is sent. If a process ends in between, another process sends the
-notice. So a receiver may receive a notice twice, but misses none that one of `ATTEMPTS_MAX`
-attempts delivers.
+notice. So a receiver may receive a notice twice, and misses a notice only if all `ATTEMPTS_MAX`
+attempts fail.
 """
 
 import asyncio
@@ -144,7 +144,7 @@ _RESULTS = {"sent": "sent", "pending": "failed", "failed": "given_up"}
 
 
 async def _plan(connection: AsyncConnection, group: AlertGroup, receiver: str, now_ms: int) -> None:
-    """Store the notice about a group that is due for a receiver now, if any."""
+    """Store a notice about a group for a receiver, if a notice is due now."""
     told = group.told.get(receiver)
     status = telling(group.members, told, now_ms)
     if status is None:

@@ -31,7 +31,7 @@ async def inspect_apart(job: InspectionJob, limit_s: float) -> list[str] | None:
 
     Returns:
         Reasons, one sentence each, or none if the artifact is accepted. The result is None if the
-        store could not be read or the process was killed.
+        store could not be read, or if another process stopped the inspector.
     """
     env = {
         name: value

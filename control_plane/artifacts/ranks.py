@@ -85,7 +85,7 @@ async def other_pools(connection: AsyncConnection, model_id: str) -> list[str]:
 
 
 def pools_of_base(entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the pools of a model's list that receive requests with its adapter."""
+    """Return the pools of a model's list that receive requests with the model's adapter."""
     return [entry["pool_id"] for entry in entries if not entry["is_other_base"]]
 
 

@@ -186,7 +186,7 @@ async def set_manifest(
 
 
 def granted(tenant_id: str | None) -> ColumnElement[bool]:
-    """Return the SQL condition that a tenant may see an artifact, or every tenant if None."""
+    """Return the SQL condition that a tenant may see an artifact. None means every tenant."""
     who = artifact_grants.c.tenant_id
     is_seen = who.is_(None) if tenant_id is None else or_(who.is_(None), who == tenant_id)
     return exists().where(artifact_grants.c.digest == artifacts.c.digest, is_seen)
@@ -293,7 +293,7 @@ async def submit(connection: AsyncConnection, upload_id: str) -> None:
 
 
 async def cancel(connection: AsyncConnection, upload_id: str) -> None:
-    """Cancel a live upload. The worker that has claimed it can no longer change it."""
+    """Cancel a live upload. A worker that has claimed the upload can no longer change it."""
     query = update(artifact_uploads).where(artifact_uploads.c.id == upload_id)
     ended = {"state": UploadState.CANCELLED, "touched_at": func.now(), "claim": ""}
     await connection.execute(query.values(ended))
@@ -374,7 +374,7 @@ async def refuse(connection: AsyncConnection, upload: dict[str, Any], reasons: l
 
 
 async def accept(connection: AsyncConnection, upload: dict[str, Any], manifest: Manifest) -> bool:
-    """Accept a claimed upload, so that its artifact is visible. False if the claim was lost."""
+    """Accept a claimed upload, and make its artifact visible. False means a lost claim."""
     query = update(artifact_uploads).where(_is_claimed(upload))
     ended = {"state": UploadState.READY, "touched_at": func.now(), "claim": ""}
     if not (await connection.execute(query.values(ended))).rowcount:

@@ -86,7 +86,7 @@ def in_progress() -> PlatformError:
 
 
 def recordable(text: str) -> str:
-    """Return a text that may be recorded, bounded, storable, and without the text of a key.
+    """Return a text in the form that is recorded, shortened and without the text of any key.
 
     The text of a key is removed because people sometimes paste keys in place of ids.
     """

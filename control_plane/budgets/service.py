@@ -204,7 +204,7 @@ class BudgetService:
 
 
 def readings(due: Sequence[Due], span: BudgetSpan, ledger: Ledger, now_ms: int) -> list[Reading]:
-    """Return each budget's usage from the ledger, of its model, or of the tenant if it has none."""
+    """Return each budget's usage from the ledger. Without a model, all models are added up."""
     of_tenant = ledger.by_tenant()
     nothing = Usage()
     return [

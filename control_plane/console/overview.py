@@ -1,4 +1,4 @@
-"""The state of the platform, read in one transaction, with its problems and its present work."""
+"""Reads the platform's state in one transaction, with missing replicas and waiting requests."""
 
 from datetime import timedelta
 from typing import Any

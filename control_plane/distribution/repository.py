@@ -1,4 +1,4 @@
-"""Queries of distribution, in the caller's transactions."""
+"""Queries of artifacts, and of the nodes that have them, in the caller's transactions."""
 
 from collections.abc import Collection, Mapping
 from typing import Any

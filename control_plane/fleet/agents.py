@@ -244,7 +244,7 @@ class AgentService(AgentServiceServicer):
 
 
 def repeat_at_s(node_id: str, now_s: float) -> float:
-    """Return the time of the next repetition of the message to a node's agent, in clock seconds.
+    """Return the time at which the message to a node's agent is repeated, on the clock of `now_s`.
 
     The nodes are spread over the interval, so that their messages are not sent at the same time.
     """
@@ -266,7 +266,7 @@ def _observed(report: Mapping[str, wire.ObservedReplica]) -> dict[str, model.Obs
 
 
 def _state(number: int) -> model.ReplicaState:
-    """Return the replica state with a number of control.proto.
+    """Return the replica state that has this number in control.proto.
 
     A state that only a newer agent defines counts as starting.
     """

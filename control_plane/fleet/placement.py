@@ -83,7 +83,7 @@ class NodeRoom:
         return tuple(sorted(index for _, index in fitting[: needs.accelerators]))
 
     def left_after(self, needs: Needs, accelerators: Sequence[int]) -> tuple[int, int]:
-        """Return the bytes of accelerator and main memory beside a replica, or 0 if unknown."""
+        """Return the free bytes of accelerator and main memory after a placement, 0 if unknown."""
         free = self._free or {}
         on_them = sum(free.get(index, 0) - needs.accelerator_memory_bytes for index in accelerators)
         memory_bytes = self._memory_bytes

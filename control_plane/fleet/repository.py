@@ -428,7 +428,7 @@ async def write_observed(
 
 
 async def prune_changes(connection: AsyncConnection) -> None:
-    """Delete old changes. The newest change remains as the version of the database."""
+    """Delete old changes. The newest change stays, because it has the database's version."""
     t = tables.changes
     newest = select(func.max(t.c.version)).scalar_subquery()
     await connection.execute(

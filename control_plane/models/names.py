@@ -81,7 +81,7 @@ async def take_space(connection: AsyncConnection, tenant_id: str) -> None:
 async def unknown_names(
     connection: AsyncConnection, names: Iterable[str], tenant_id: str
 ) -> list[str]:
-    """Return the names that are no model, release or alias that a tenant may use."""
+    """Return the names for which a tenant may use no model, release or alias."""
     wanted = set(names)
 
     def is_visible(table: Table) -> ColumnElement[bool]:

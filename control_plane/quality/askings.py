@@ -137,7 +137,7 @@ def defaults(
 
 
 def _named(prompts: Sequence[tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:
-    """Return pairs of the default prompts, each with the first part of its asking's id."""
+    """Return each default prompt, with the first part of the id of its asking."""
     if not prompts:
         return [(DEFAULT, DEFAULT_TOKENS)]
     return [(f"{DEFAULT}-{number}", ids) for number, ids in enumerate(prompts, 1)]

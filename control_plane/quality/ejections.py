@@ -1,7 +1,7 @@
 """Ejections of replicas for wrong answers, which routers report to the quality guard. Pure.
 
 A router ejects a replica before it reports the ejection. The guard then sends prompts to this
-replica first. One wrong golden answer suffices for a quarantine instead of two
+replica first. For this replica, one wrong golden answer suffices for a quarantine, instead of two
 (`sluice.detector.record`). An ejection ends as `confirmed` if the replica is quarantined. It ends
 as `cleared` if the replica has since answered each prompt of the platform correctly. After
 `OPEN_MAX` an open ejection no longer counts as evidence.

@@ -1,7 +1,7 @@
 """Rows of suspicions. A suspected replica answers wrongly, but must stay in service.
 
-After a suspicion, the replica's node reads all files of its base from the disk. The reading is much
-work for a disk, so a suspicion counts as new at most once an hour.
+After a suspicion, the replica's node reads all files of the replica's base from the disk. This
+check occupies the disk for long, so a suspicion counts as new at most once an hour.
 """
 
 from collections.abc import Iterable

@@ -34,7 +34,7 @@ class Preparation(Protocol):
         canary: PreparedRelease,
         share: int,
     ) -> Awaitable[None]:
-        """Request capacity for a share of canary, in basis points."""
+        """Request capacity with which canary can serve a share of the requests, in basis points."""
         ...
 
     def is_ready(
@@ -44,7 +44,7 @@ class Preparation(Protocol):
         canary: PreparedRelease,
         share: int,
     ) -> Awaitable[bool]:
-        """Return whether the fleet can serve the share of canary."""
+        """Return whether the fleet can serve this share of the requests from canary."""
         ...
 
     def settle(
@@ -91,7 +91,7 @@ async def apply(
         connection: Connection in the transaction of the step.
         kept: Stored rollout.
         told: Events for the rollout, in order.
-        now_ms: Unix time.
+        now_ms: Unix time in milliseconds.
         actor: Id of the caller's admin key. It is empty if no caller requested the step.
 
     Raises:

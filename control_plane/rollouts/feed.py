@@ -176,7 +176,7 @@ class Settling:
 
 
 class _AnswerPart(BaseModel):
-    """The used part of an answer. A newer telemetry service may send more fields."""
+    """The fields of an answer that are read. A newer telemetry service may send more fields."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 

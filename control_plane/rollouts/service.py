@@ -1,9 +1,10 @@
 """The loop that steps rollouts. A step reads facts, runs the state machine, and writes the results.
 
-Every control plane runs the loop. Each live rollout is claimed by one control plane, and after 15
-seconds of silence by another. A step reads, decides and writes in one transaction under a lock on
-the rollout's row. So two control planes never step from the same state. A killed process has
-completed a step or changed nothing. The database has the only state.
+Every control plane runs the loop. Each live rollout is claimed by one control plane. If that
+control plane is silent for 15 seconds, another control plane claims the rollout. A step reads,
+decides and writes in one transaction under a lock on the rollout's row. So two control planes never
+step from the same state. A killed process has completed a step or changed nothing, because all
+state is in the database.
 """
 
 import asyncio

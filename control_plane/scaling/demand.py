@@ -231,7 +231,7 @@ class DemandHistory:
         return self.now + rise / _NOW * min(lasting, 4)
 
     def _growth(self, horizon_s: float) -> float:
-        """Return the factor by which the base grew up to the horizon on earlier days, else 1."""
+        """Return the base's growth factor up to the horizon on earlier days, or 1 if unknown."""
         ahead = max(1, round(horizon_s / _SLOT_S))
         known = list(self.days)
         ratios: list[float] = []

@@ -47,8 +47,8 @@ def others_of(
 
     Args:
         lists: The pools of each model, with their prices.
-        ratio: Returns the work-seconds of the second pool for one of the first pool, or None if
-            unknown.
+        ratio: Returns the work-seconds of the second pool for one work-second of the first pool, or
+            None if unknown.
     """
     prices: dict[str, dict[str, float]] = {}
     for pools in lists:

@@ -80,7 +80,7 @@ _Limits, _MeteredLimits = _limits(NAMES), _limits(METERED_NAMES)
 
 
 class LimitsBody(_Limits):
-    """The limits of one caller. Zero is no limit or, in an exception, the tier's limit."""
+    """The limits of one caller. Zero is no limit, or the tier's limit in a tenant's `limits`."""
 
     @model_serializer
     def _set_ones(self) -> dict[str, int]:

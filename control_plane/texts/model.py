@@ -53,8 +53,8 @@ class TextPolicyBody(AdminBody):
 
     The texts of `share_percent` of the tenant's requests are stored. The requests' ids determine
     which requests are chosen. Texts are deleted after `retention_days`. `redacted` names the kinds
-    of text that the gateway removes first. Secrets and numbers of payment cards are always removed.
-    `words` are removed everywhere, in upper or lower case.
+    of text that the gateway removes before it stores a text. Secrets and numbers of payment cards
+    are always removed. `words` are removed everywhere, in upper or lower case.
     """
 
     is_on: bool = False

@@ -18,7 +18,7 @@ from sluice.shared_secret import ours
 
 
 class _ServerTools(Resource):
-    """A resource with the schema as JSON and without the texts of its headers."""
+    """The resource of tools, whose answers have the schema as JSON, and no texts of headers."""
 
     def show(self, row: Mapping[str, Any]) -> Values:
         """Return the JSON of a tool. The texts of its headers are empty."""
