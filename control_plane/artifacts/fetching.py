@@ -218,7 +218,7 @@ class BucketFiles:
 
 
 def refusal_of(source: ImportSource) -> Refuse:
-    """Return the function that refuses addresses of a source, such as private addresses."""
+    """Return the check of a source's addresses, which private addresses pass only if permitted."""
 
     def refuse(_host: str, _port: int, address: str) -> str:
         if source.is_private or is_public(address):

@@ -122,7 +122,7 @@ class Sweeper:
         pair = tuple_(chunks.c.sha256, chunks.c.doomed_at)
         own = delete(chunks).where(
             pair.in_(list(doomed.items()))
-        )  # another sweeper may have doomed a chunk again, at a later time
+        )  # without the chunks that another sweeper has doomed again since
         await self._database.run(lambda found: found.execute(own))
         return len(doomed)
 

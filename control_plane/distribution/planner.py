@@ -84,7 +84,7 @@ class Planner:
         self._free = 0  # bits of the nodes that can serve more orders
         self._free_low = 0  # bits of the nodes that can serve more prefetch orders
         self._gates: list[StoreGate] = []
-        self._across: list[int] = []  # by region, its orders that other regions serve
+        self._across: list[int] = []  # number of orders of a region that others serve, by region
         self._trust = Trust(limits)
         self._timeouts: deque[_Task] = deque()
         self._round = 0

@@ -219,7 +219,7 @@ class Rollout:
 
     @property
     def golden_sample(self) -> tuple[int, int]:
-        """Compared golden prompts per release, and the number that is still missing in the stage.
+        """The number of compared golden prompts per release, and the number that the stage lacks.
 
         A stage requires golden prompts if the model has any and the plan has the gate `GOLDEN`.
         """
