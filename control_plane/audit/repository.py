@@ -12,7 +12,7 @@ from control_plane.audit.model import KEPT_H, KeptAnswer, in_progress, lock_numb
 from control_plane.audit.tables import answers, audit
 
 _KEPT = timedelta(hours=KEPT_H)
-_PRUNED_MAX = 10_000  # Largest number of rows per deletion. Such a deletion lasts about 100 ms.
+_PRUNED_MAX = 10_000  # Largest number of rows per deletion. One deletion lasts about 100 ms.
 
 
 class AuditRow(NamedTuple):

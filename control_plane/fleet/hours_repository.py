@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane.fleet.hours import Edges, ReplicaCounts
 from control_plane.fleet.hours_tables import replica_intervals
 
-_PRUNED_MAX = 10_000  # Largest number of rows per deletion. Such a deletion lasts about 100 ms.
+_PRUNED_MAX = 10_000  # Largest number of rows per deletion. One deletion lasts about 100 ms.
 # Times are integer microseconds, so the parts of an interval add up exactly. `t` is the Unix time
 # of an edge.
 _COUNTS = {

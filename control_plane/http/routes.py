@@ -85,6 +85,6 @@ class AdminRoute:
 
 
 ROUTE = web.RequestKey("route", AdminRoute)
-# Read-only fields that a body repeats from an answer. Such fields are accepted if they are
-# unchanged, so that a client can read, edit and write a whole object.
+# Read-only fields that a body repeats from an answer. Unchanged fields are accepted, so that a
+# client can read, edit and write a whole object.
 REPEATED = web.RequestKey("repeated", dict[str, Any])
