@@ -1,4 +1,4 @@
-"""Rows of admin keys and of sessions of the console, in which secrets are stored as hashes."""
+"""Rows of admin keys and of the console's sessions. Secrets are stored as hashes."""
 
 from sqlalchemy import (
     BigInteger,

@@ -1,8 +1,8 @@
 """Reads and writes budgets, their states, and the tenants whose requests gateways reject.
 
-A change of a budget or of its state locks the rows of all budgets of the tenant, in the order of
-ids. It then rewrites the tenant's row of `budget_stops` from all budgets. A reading (`Reading`) is
-the result of one query of the ledger for one budget.
+A change of a budget or its state locks all rows of the tenant's budgets, in the order of ids. It
+then rewrites the tenant's row of `budget_stops` from all budgets. A reading (`Reading`) is the
+result of one query of the ledger for one budget.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

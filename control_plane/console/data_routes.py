@@ -1,4 +1,4 @@
-"""REST of data that only the console needs, which are an overview and figures of requests.
+"""REST of an overview and of figures of requests, for the console only.
 
 Readers and publishers see only their own tenant. Ids of other tenants cause a 404.
 """

@@ -85,8 +85,8 @@ class Pool:
     """The settings of a pool that determine its replicas.
 
     Attributes:
-        replicas_wanted: Number of replicas that operators or the scaling loop have set, or the
-            number that rollouts need if that is larger. Sleeping replicas are included.
+        replicas_wanted: Number of replicas that operators or the scaling loop have set. If rollouts
+            need more replicas, their number applies. Sleeping replicas are included.
         cell_replicas_max: Largest number of replicas per cell, or 0 for one cell with all replicas.
         prefill: Number of replicas that only prefill.
         decode: Number of replicas that only decode. The remaining replicas do both.

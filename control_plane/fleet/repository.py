@@ -67,7 +67,7 @@ async def write_routers(
     departed: Iterable[str],
     gone: Iterable[str],
 ) -> None:
-    """Store which routers are connected to this control plane, which left, and which ended."""
+    """Store the routers that are connected to this control plane, have left, or have ended."""
     table = tables.routers
     for ids, values in (
         (sorted(departed), {"left_at": func.now()}),

@@ -13,7 +13,7 @@ _TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]*"')
 
 
 def etag(shown: Mapping[str, Any]) -> str:
-    """Return the ETag of an object's JSON, which is independent of the order of fields."""
+    """Return the ETag of an object's JSON. The order of the fields does not matter."""
     text = json.dumps(shown, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
 

@@ -1,4 +1,4 @@
-"""REST of warm prompts, which are system prompts that stay in the caches of a model's engines."""
+"""REST of warm prompts, the system prompts that stay in the caches of a model's engines."""
 
 from typing import Annotated
 

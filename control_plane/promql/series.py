@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 Labels = frozenset[tuple[str, str]]
 Sample = tuple[str, Labels, float]
 LOOKBACK_MS = 300_000
-# The mark that ends a series, which is a NaN that no computation produces.
+# The mark that ends a series. No computation produces this NaN.
 _END_BYTES = bytes.fromhex("7ff80000005c1ace")
 (_END,) = struct.unpack(">d", _END_BYTES)
 

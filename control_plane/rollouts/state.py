@@ -393,7 +393,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SetShare:
-    """The action that sets which share of the traffic and of copies gateways send to canary.
+    """The action that sets the shares of traffic and copies that gateways send to canary.
 
     Both shares are in basis points.
     """

@@ -125,7 +125,7 @@ async def clock_s(connection: AsyncConnection) -> float:
 async def scaled_pools(
     connection: AsyncConnection, fresh_s: float, pool_ids: Collection[str] | None = None
 ) -> list[ScaledPool]:
-    """Return the present state of all pools that have bounds, or of some of these pools.
+    """Return the present state of pools that have bounds.
 
     Args:
         connection: Connection for the reads.
