@@ -43,7 +43,8 @@ class Settings(ServiceSettings):
         distribution_store_bytes_per_second: Bytes per second that the nodes of one region may read
             from the store.
         audit_days: Days for which rows of the audit log are kept.
-        response_days: Days for which responses are kept that clients may continue.
+        response_days: Days for which stored responses are kept. A client can continue a stored
+            response.
         replica_hours_days: Days for which intervals of replicas are kept.
         budget_interval_s: Seconds between two comparisons of a budget with the ledger.
         scaling_interval_s: Seconds between two decisions of scaling, and length of a bucket of

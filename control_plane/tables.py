@@ -148,8 +148,8 @@ bases = Table(
     Column("digest", Text, primary_key=True),
     words_column("name"),
     count_column("context_tokens_max"),
-    # Token ids of the prompt with which routers probe engines, empty until the tokenizer of the
-    # base was read.
+    # Token ids of the prompt that routers send to probe engines. The list is empty until the base's
+    # tokenizer was read.
     Column("canary_token_ids", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
 )
 
@@ -170,9 +170,9 @@ pools = Table(
     ),
     object_column("roles"),
     object_column("needs"),
-    # The number of replicas that rollouts need in this pool (`pool_demands`), and the time at which
-    # the pool is retired after a rollout. The fleet writes both columns. Operators write
-    # `replicas_wanted`.
+    # The first column is the number of replicas that rollouts need in this pool (`pool_demands`).
+    # The second is the time at which the pool is retired after a rollout. The fleet writes both
+    # columns. Operators write `replicas_wanted`.
     Column(
         "rollout_replicas",
         Integer,

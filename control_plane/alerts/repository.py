@@ -36,8 +36,8 @@ from control_plane.rollouts.tables import rollouts
 from sluice.ids import new_id
 
 FIRING_MAX = 2000
-# Seconds after which an alert that was not reported again has ended. Prometheus repeats an alert at
-# least every minute.
+# An alert ends if it is not reported again within this number of seconds. Prometheus repeats an
+# alert at least every minute.
 LASTS_S = 300
 _OVER_SHOWN_MAX = 50
 

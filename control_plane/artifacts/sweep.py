@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 _LOCK = 731054
 _BATCH = 200
 _SWEEP_DEADLINE_S = 20.0
-# Time after which a dead sweeper's store calls, and all transactions beside it, have ended.
+# Time after which a dead sweeper's store calls have ended, and also all concurrent transactions.
 _ABANDONED = timedelta(seconds=3 * CALL_TIMEOUT_S)
 _DELETES_S = 2 * CALL_TIMEOUT_S
 _SHOWN_FOR = timedelta(days=7)

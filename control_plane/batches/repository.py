@@ -245,7 +245,7 @@ async def take(connection: AsyncConnection, gateway_id: str, wanted: int) -> lis
 async def results(
     connection: AsyncConnection, batch_id: str, after: int, most: int
 ) -> Sequence[Any]:
-    """Return lines after a number, with number, custom_id, status, request_id and result."""
+    """Return lines with a number above `after`, at most `most`, in the order of numbers."""
     t = batch_lines.c
     columns = (t.number, t.custom_id, t.status, t.request_id, t.result)
     found = await connection.execute(

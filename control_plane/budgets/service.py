@@ -33,7 +33,7 @@ _LEASE_S = 30.0  # lease in seconds, longer than a tick and a query of the ledge
 # pause after a query as a multiple of its duration, so that queries run at most a fifth of the time
 _REST = 4.0
 _RETRY_MAX_S = 15.0
-# number of budgets that are added to the next query after an answer, so that queries grow slowly
+# An answer increases the next query by this number of budgets, so that queries grow slowly.
 _GROWTH = 32
 
 

@@ -139,7 +139,7 @@ class Coordinator:
                 self._planner.want(node_id, digest, priority)
 
     def _sift(self, shared: Mapping[str, Priority]) -> _SiftedMapping:
-        """Return the known and unknown artifacts of a shared mapping.
+        """Return the artifacts of a shared mapping, divided into known and unknown artifacts.
 
         While none of its artifacts becomes known, the result has the same mapping object `known`.
         """

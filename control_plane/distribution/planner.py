@@ -2,8 +2,8 @@
 
 The planner is a pure state machine without clock, storage or randomness, except a hash. After a
 restart the nodes' full reports restore the whole state. A group is a run of neighbouring chunks of
-one artifact. The work per report is proportional to the number of newly complete groups and new
-orders, and never to nodes times chunks.
+one artifact. The work per report is proportional to the number of new orders and of groups that
+became complete. It does not grow with the number of nodes times the number of chunks.
 """
 
 from collections import OrderedDict, deque
@@ -94,7 +94,7 @@ class Planner:
         self._dry: dict[tuple[str, int, bool], int] = {}
 
     def add(self, artifact: Artifact) -> None:
-        """Add an artifact, before the first call of `want` and before the first report of it."""
+        """Add an artifact. It must be added before it is wanted, and before a node reports it."""
         if artifact.digest not in self._swarms:
             self._swarms[artifact.digest] = Swarm(artifact, self._limits.groups_max)
 

@@ -47,7 +47,8 @@ log = structlog.get_logger(__name__)
 # An idle agent reports every 2 s, but an agent on a busy machine may be late.
 LIMITS = PlannerLimits(lost_after_s=8.0)
 _ROUND_S = 0.1
-_LOOK_S = 0.25  # seconds between two computations of wants while the state changes continuously
+# seconds between two computations of the wanted artifacts while the state changes continuously
+_LOOK_S = 0.25
 _SILENCE_S = 15.0
 _WRITE_S = 10.0
 # pause in seconds between two lookups of artifacts that the database does not have

@@ -79,8 +79,7 @@ class FleetLoop:
         self._heard_since = time.monotonic()  # silence before this monotonic time is ignored
         self._pruned_at = float("-inf")
         self._quiet_steps = 0  # number of consecutive steps without a change
-        # routers with a closed watch, by id, with the address and the time until which they are
-        # probed
+        # addresses of routers with a closed watch, by id, and the time at which their probing ends
         self._missing: dict[str, tuple[str, float]] = {}
 
     def wake(self) -> None:
@@ -111,7 +110,7 @@ class FleetLoop:
             self._quiet_steps = self._quiet_steps + 1 if is_quiet else 0
 
     async def _stored(self) -> tuple[set[str], set[str]]:
-        """Decide, and return the stored departures of routers and the stored ends of routers.
+        """Decide, and return the ids of the routers stored as departed, and as gone.
 
         After 30 steps without a change, two of three calls only store which routers are live.
         """
@@ -151,14 +150,14 @@ class FleetLoop:
         return not (self._wake.is_set() or changed.is_set())
 
     async def _store_liveness(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
-        """Store which routers are live, and return the stored departures and ends of routers."""
+        """Store which routers are live, and return the ids of departed routers and of gone routers."""
         await end_frozen(connection)  # a frozen leader may have locked the routers' rows
         departed, gone = set(self.presence.departed), set(self.presence.gone)
         await repository.write_routers(connection, self.presence.here(), departed, gone)
         return departed, gone
 
     async def _step(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
-        """Decide once, and return the stored departures and the stored ends of routers."""
+        """Decide once, and return the ids of the routers stored as departed, and as gone."""
         departed, gone = await self._store_liveness(connection)
         heard_s = time.monotonic() - self._heard_since
         if await repository.try_lead(connection):

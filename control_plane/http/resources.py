@@ -2,7 +2,7 @@
 
 The code is common to all kinds. A `Resource` describes the table, the body, the shown columns, the
 owner of a row and further steps of a write. PUT is idempotent. A write of the present values
-changes nothing and sends no delta.
+changes nothing, and watchers receive no message.
 """
 
 import re

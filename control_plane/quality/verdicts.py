@@ -1,4 +1,4 @@
-"""Turns the answers of pools into their consequences, which are quarantines and alerts."""
+"""Turns answers to golden prompts into their consequences, which are quarantines and alerts."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

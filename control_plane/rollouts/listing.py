@@ -40,7 +40,7 @@ def listed() -> Select[Any]:
 
 
 def with_state(query: Select[Any]) -> Select[Any]:
-    """Return the query with the complete states, and the gateways without canary's base."""
+    """Add columns to a query: the complete state, and the gateways without canary's base."""
     return query.add_columns(rollouts.c.state, *_lacking(), _trials().label("trials"))
 
 

@@ -319,7 +319,7 @@ async def split_version(connection: AsyncConnection, model_id: str) -> int:
 
 
 async def confirm(connection: AsyncConnection, said: Confirmation) -> None:
-    """Store the version that a gateway's worker process follows, and the bases that it lacks."""
+    """Store a confirmation, which has a worker process's version and its missing bases."""
     values = {
         "version": said.version,
         "oldest_open_unix_ms": said.oldest_open_ms,

@@ -155,7 +155,7 @@ def _bet(test: SequentialTest, canary: Count, control: Count) -> SequentialTest:
 
 
 def rescaled(test: SequentialTest, past: Count) -> SequentialTest:
-    """Return the test for windows in which new thresholds decide which requests are bad.
+    """Return the test after a change of the thresholds that decide which requests are bad.
 
     Args:
         test: Test. Its stake and its counts do not change.
@@ -200,7 +200,7 @@ def detectable_rate(test: SequentialTest, alpha: float) -> float | None:
 
 
 def _stakes(test: SequentialTest, canary: Count, control: Count) -> tuple[float, tuple[float, ...]]:
-    """Return the logarithms of the unbet part of the stake and of each alternative's stake."""
+    """Return two logarithms: of the stake that is not bet, and of the stake on each alternative."""
     part = _FIRST_BET if not test.bets else 1 / (test.bets + _PATIENCE_WINDOWS)
     log_new = test.log_kept + log(part / len(_ODDS_RATIOS))
     known = (test.memory_bad + 0.5) / (test.memory_total + 1)

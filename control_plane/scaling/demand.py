@@ -35,8 +35,8 @@ _PEAKS_KEPT = 32
 _SLOTS = 96  # quarter-hours in a day
 _DAYS = 8  # Days of stored quarter-hours, which include the same time of last week.
 _SLOT_S = 900.0
-# Largest factor by which a rise between two quarter-hours of an earlier day raises the forecast,
-# because that day may include an outage.
+# Largest growth, as a factor, that the forecast takes from two quarter-hours of an earlier day.
+# That day may include an outage, after which demand rises sharply.
 _GROWTH_MAX = 2.0
 
 
@@ -89,7 +89,7 @@ class DemandHistory:
     _quarter: list[float] = field(default_factory=list[float])
     _before: float = 0.0  # base before the present surge, or 0 without a surge
     _peak: float = 0.0
-    _calm: int = 0  # buckets since demand last exceeded the threshold of the surge
+    _calm: int = 0  # number of buckets since demand last exceeded the threshold of the surge
     bucket_s: float = BUCKET_S
 
     def add(self, demand: float) -> None:

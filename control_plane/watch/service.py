@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 _HEARTBEAT_S = 2.0
 _WRITE_TIMEOUT_S = 10.0
-# deadline in seconds for all parts, because this snapshot stays in memory for a slow reader
+# deadline in seconds for sending all parts of a snapshot, which stays in memory until then
 _SNAPSHOT_TIMEOUT_S = 60.0
 _SERVICE = "sluice.wire.control.v1.ControlService"
 
