@@ -368,7 +368,7 @@ async def _steady(connection: AsyncConnection, pool_id: str, besides: Collection
 
 
 async def _needed_besides(connection: AsyncConnection, canary: PreparedRelease, wanted: int) -> int:
-    """Return the replicas of the canary's pool that everything except this rollout needs.
+    """Return the number of replicas that the canary's pool needs without this rollout.
 
     Of other rollouts, only earlier demands are included. So a later rollout waits for an earlier
     one, and never the reverse. Replicas beyond these needs are not required.

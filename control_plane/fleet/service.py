@@ -150,7 +150,7 @@ class FleetLoop:
         return not (self._wake.is_set() or changed.is_set())
 
     async def _store_liveness(self, connection: AsyncConnection) -> tuple[set[str], set[str]]:
-        """Store which routers are live, and return the ids of departed routers and of gone routers."""
+        """Store which routers are live, and return the ids of departed and of gone routers."""
         await end_frozen(connection)  # a frozen leader may have locked the routers' rows
         departed, gone = set(self.presence.departed), set(self.presence.gone)
         await repository.write_routers(connection, self.presence.here(), departed, gone)
