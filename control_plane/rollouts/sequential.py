@@ -51,7 +51,7 @@ _LOG_NOTHING = -1e9  # Logarithm of an empty stake. It is finite, because JSON h
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """The number of an arm's requests (`total`), and of requests that failed a criterion (`bad`)."""
+    """The number of an arm's requests (`total`), and of those that failed a criterion (`bad`)."""
 
     bad: int
     total: int
