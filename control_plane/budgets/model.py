@@ -70,9 +70,8 @@ class BudgetBody(AdminBody):
     The unit `tokens` counts the tokens of prompts and answers. Of the cached prompt tokens,
     `cached_percent` percent count. `model_id` restricts the budget to requests that one model
     answers. When usage reaches one of `soft_percents` of the amount, the event is reported. When
-    the
-    amount is used, `stop` refuses new requests until the period ends, and `alert` only reports the
-    exhaustion.
+    the amount is used, `stop` refuses new requests until the period ends, and `alert` only reports
+    the exhaustion.
     """
 
     unit: Annotated[Unit, Field(strict=False)] = Unit.TOKENS
