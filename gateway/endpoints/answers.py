@@ -1,6 +1,7 @@
-"""The shapes of answers, only for the description of the API. Endpoints write answers without them.
+"""The shapes of answers, which only the description of the API uses.
 
-Further fields are not allowed, so that a test detects fields that the description lacks.
+Endpoints write answers without these classes. The classes forbid further fields, so that a test
+detects fields that the description lacks.
 """
 
 from typing import Annotated, Any, Literal
@@ -37,13 +38,13 @@ class ErrorEnvelope(Shape):
 
 
 class PromptTokensDetails(Shape):
-    """The parts of the prompt's tokens."""
+    """Counts of tokens within `prompt_tokens`."""
 
     cached_tokens: Count
 
 
 class CompletionTokensDetails(Shape):
-    """The parts of the answer's tokens."""
+    """Counts of tokens within `completion_tokens`."""
 
     reasoning_tokens: Count
     accepted_prediction_tokens: Count | None = None
@@ -51,7 +52,7 @@ class CompletionTokensDetails(Shape):
 
 
 class CompletionUsage(Shape):
-    """Counts of tokens."""
+    """The token counts of one request, summed over its choices."""
 
     prompt_tokens: Count
     completion_tokens: Count
@@ -61,7 +62,7 @@ class CompletionUsage(Shape):
 
 
 class CalledFunction(Shape):
-    """A call whose `arguments` are JSON text."""
+    """The function that a tool call names. `arguments` is JSON text."""
 
     name: str
     arguments: str
@@ -76,7 +77,7 @@ class ToolCallAnswer(Shape):
 
 
 class ExecutedTool(Shape):
-    """A call that ran on the server, with `output` or `error`, or a server that listed no tools."""
+    """A tool call that ran on the server, or an MCP server that failed to list its tools."""
 
     index: Count
     type: Literal["function", "mcp", "mcp_list_tools"]
@@ -89,7 +90,7 @@ class ExecutedTool(Shape):
 
 
 class ChatCompaction(Shape):
-    """The item that replaces all messages before an answer, except instructions."""
+    """An item that clients send instead of all earlier messages except instructions."""
 
     type: Literal["compaction"]
     id: str
@@ -109,7 +110,7 @@ class AssistantMessage(Shape):
 
 
 class TopLogprob(Shape):
-    """An alternative token."""
+    """A token that was possible at a position, with its log probability."""
 
     token: str
     logprob: Logprob
@@ -117,34 +118,34 @@ class TopLogprob(Shape):
 
 
 class ContentLogprob(TopLogprob):
-    """A token of the answer."""
+    """A token of the answer, with the most likely tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(Shape):
-    """Log probabilities of all tokens but special ones, also of calls and reasoning."""
+    """Log probabilities of all tokens except special tokens. Calls and reasoning are included."""
 
     content: list[ContentLogprob]
     refusal: None
 
 
 class FilteredRule(Shape):
-    """A rule of the tenant that has matched, and whether it withheld text (`filtered`)."""
+    """A tenant's rule that has matched. `filtered` is true if the rule withheld text."""
 
     id: str
     filtered: bool
 
 
 class FilteredRules(Shape):
-    """Rules of the tenant."""
+    """The tenant's rules that have matched. `filtered` is true if any rule withheld text."""
 
     filtered: bool
     details: list[FilteredRule]
 
 
 class FilterFailure(Shape):
-    """The classifiers that did not answer."""
+    """The error that is reported if classifiers did not answer."""
 
     code: Literal["content_filter_error"]
     message: str
@@ -158,20 +159,20 @@ class FilterResults(Shape):
 
 
 class PromptFilterResults(Shape):
-    """Matches in one prompt."""
+    """Matches of the tenant's rules in one prompt."""
 
     prompt_index: Count
     content_filter_results: FilterResults
 
 
 class UsedBudget(Shape):
-    """The budget of tools that run on the server, which has ended an answer."""
+    """The budget of server tools whose exhaustion ended an answer."""
 
     reason: Literal["max_tool_calls", "max_tool_tokens", "max_tool_seconds", "max_tool_cost"]
 
 
 class ChatChoice(Shape):
-    """An answer."""
+    """One answer of a chat completion."""
 
     index: Count
     message: AssistantMessage
@@ -199,7 +200,7 @@ class ChatCompletion(_AnswerRun):
 
 
 class TextLogprobs(Shape):
-    """Log probabilities in columns with one entry per token."""
+    """Log probabilities in columns. Each column has one entry per token."""
 
     tokens: list[str]
     token_logprobs: list[Logprob | None]
@@ -208,7 +209,7 @@ class TextLogprobs(Shape):
 
 
 class TextChoice(Shape):
-    """A continuation."""
+    """One continuation of a prompt."""
 
     index: Count
     text: str
@@ -233,7 +234,7 @@ class EmbeddingItem(Shape):
 
 
 class EmbeddingUsage(Shape):
-    """Counts of tokens."""
+    """The token counts of a request. Both counts are equal, because no output tokens exist."""
 
     prompt_tokens: Count
     total_tokens: Count
@@ -269,14 +270,17 @@ class Moderation(Shape):
 
 
 class LabelScore(Shape):
-    """The score of a label."""
+    """A label, with its score for one text."""
 
     label: str
     score: Score
 
 
 class TextLabel(Shape):
-    """The label of one text: `label`, `probs` in vLLM's form, `predictions` in Jina's."""
+    """The best label of one text.
+
+    `probs` and `num_classes` are vLLM's fields. `prediction`, `score` and `predictions` are Jina's.
+    """
 
     object: Literal["classification"]
     index: Count
@@ -289,7 +293,7 @@ class TextLabel(Shape):
 
 
 class Classification(Shape):
-    """Labels in the order of the texts."""
+    """The best label of each text, in the order of the texts."""
 
     id: str
     object: Literal["list"]
@@ -314,7 +318,7 @@ class RankedDocument(Shape):
 
 
 class Reranking(Shape):
-    """Documents, the nearest first."""
+    """The documents, most relevant first."""
 
     id: str
     object: Literal["list"]
@@ -332,7 +336,7 @@ class Tokens(Shape):
 
 
 class TakenFeedback(Shape):
-    """A judgement that was accepted. It counts only for an answer to the same tenant."""
+    """An accepted judgement of an answer. It counts only for an answer to the same tenant."""
 
     object: Literal["feedback"]
     id: str
@@ -340,7 +344,7 @@ class TakenFeedback(Shape):
 
 
 class DecodedText(Shape):
-    """The text of token ids."""
+    """The text decoded from token ids."""
 
     prompt: str
 
@@ -354,7 +358,7 @@ class ModelLimits(_OfEachKind):
 
 
 class Capacity(Shape):
-    """The capacity of a model's pool, with lower bounds of counts and an upper bound of wait."""
+    """The state of a model's pool. The counts are lower bounds, and `wait_ms` is an upper bound."""
 
     replicas_ready: Count
     queued: Count
@@ -387,7 +391,7 @@ class ModelList(Shape):
 
 
 class Version(Shape):
-    """The release that answers."""
+    """The version of the software of this gateway."""
 
     version: str
 

@@ -1,4 +1,4 @@
-"""The shapes of answers of Anthropic's API, only for the API's description, like `answers`."""
+"""The shapes of answers of Anthropic's API, which only the description of the API uses."""
 
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ class AnthropicText(Shape):
 
 
 class AnthropicThinking(Shape):
-    """Reasoning of the model, without a signature to verify."""
+    """Reasoning of the model. Its `signature` is empty."""
 
     type: Literal["thinking"]
     thinking: str
@@ -44,7 +44,7 @@ class AnthropicUsage(Shape):
 
 
 class AnthropicMessageObject(Shape):
-    """A whole message."""
+    """A whole answer, which Anthropic's API calls a message."""
 
     id: str
     type: Literal["message"]
@@ -59,13 +59,13 @@ class AnthropicMessageObject(Shape):
 
 
 class AnthropicTokenCount(Shape):
-    """The tokens of a message's input."""
+    """The number of input tokens of a message."""
 
     input_tokens: Count
 
 
 class AnthropicErrorDetail(Shape):
-    """The error, in which `code` and `param` are this platform's."""
+    """The error. This platform adds `code` and `param` to Anthropic's fields."""
 
     type: str
     message: str

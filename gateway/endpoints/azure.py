@@ -15,7 +15,7 @@ class AzurePaths:
     """Answers `/openai/deployments/MODEL/...`, where a deployment is a model of this API."""
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
-        """Store the handlers by the part of their paths after `/v1/`."""
+        """`handlers` maps the part of a path after `/v1/` to the path's handler."""
         self._handlers = handlers
 
     def add_to(self, routes: Routes) -> None:

@@ -1,4 +1,4 @@
-"""The shapes of files, batches and stored completions, only for the API's description."""
+"""The shapes of files, batches and stored completions, which only the API's description uses."""
 
 from typing import Literal
 
@@ -18,7 +18,7 @@ class FileObject(Shape):
 
 
 class FileList(Shape):
-    """Files, in pages."""
+    """One page of a tenant's files."""
 
     object: Literal["list"]
     data: list[FileObject]
@@ -94,7 +94,7 @@ class BatchObject(Shape):
 
 
 class BatchList(Shape):
-    """Batches, in pages."""
+    """One page of a tenant's batches."""
 
     object: Literal["list"]
     data: list[BatchObject]
@@ -104,7 +104,7 @@ class BatchList(Shape):
 
 
 class CompletionList(Shape):
-    """Chat completions that were stored, in pages."""
+    """One page of a tenant's stored chat completions."""
 
     object: Literal["list"]
     data: list[ChatCompletion]

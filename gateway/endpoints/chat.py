@@ -39,7 +39,7 @@ class ChatTask(ChatRequest, TextTask):
 
     @property
     def trail(self) -> PromptTrail | None:
-        """The stored prompt of the earlier turns, or None because a chat stores no prompt."""
+        """None, because a chat stores no prompt of earlier turns."""
         return None
 
     async def encoded(self, assets: BaseAssets, resolved: ResolvedModel) -> Sequence[EncodedPrompt]:
@@ -68,7 +68,7 @@ class ChatTask(ChatRequest, TextTask):
             prompt = await encode(messages)
         warm = resolved.warm_prompts
         if warm is not None and messages[0].text() in warm.prompts:
-            # Both prompts share their beginning, which is therefore the warm part.
+            # The warm part is the beginning that a prompt with another second message shares.
             prompt = prompt.pinned_as(await other([messages[0], _OTHER_MESSAGE]))
         return (prompt,)
 
@@ -95,7 +95,7 @@ class ChatTask(ChatRequest, TextTask):
         yield "tools", (it.model_dump(exclude_none=True) for it in self.functions_told)
 
     def enforced(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
-        """Return the grammar of calls and of the text beside them, or None without any."""
+        """Return the grammar of tool calls and of the text beside them, or None for free output."""
         dialect, guide = assets.dialect, self.guide
         tools = self._tool_specs() if self.tools else ()
         if not tools:

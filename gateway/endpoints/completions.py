@@ -26,7 +26,7 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 
 
 class CompletionTask(CompletionRequest, TextTask):
-    """A request, with one answer or several."""
+    """A text completion, with one answer or several per prompt."""
 
     endpoint = "/v1/completions"
     scope = Scope.COMPLETIONS

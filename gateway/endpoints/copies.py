@@ -48,11 +48,11 @@ class Copies:
         spare: SpareTasks,
         scores: ScoreSampler,
     ) -> None:
-        """Compose.
+        """All arguments are parts of the same worker.
 
         Args:
             assets: Assets of the bases.
-            dispatcher: Dispatcher only for copies, which use up no retries of other requests.
+            dispatcher: Dispatcher of copies alone, so that copies use no retries of other requests.
             open_requests: Records copies while they run.
             metrics: Counts copies.
             emit: Queues one event per copy and never blocks.
@@ -88,7 +88,7 @@ class Copies:
     def emit_fault(
         self, original: HttpExchange, identity: CallerIdentity, tally: Tally, fault: PlatformError
     ) -> None:
-        """Emit the failure of a canary to begin a request, which control answers instead.
+        """Emit an event for a canary that failed to begin a request. Control answers the request.
 
         Rollouts count this event as a failed copy, because the request's own event counts for
         control.
@@ -196,9 +196,10 @@ def spare_work(
     emit: Callable[[bytes], None],
     gateway_id: str,
 ) -> tuple[SpareTasks, ScoreSampler, Copies]:
-    """Return a worker's background work while a model is in rollout.
+    """Return a worker's background tasks, scores and copies for models in rollout.
 
-    Each kind has a dispatcher of its own, so that its retries reduce no budget of requests.
+    Scores and copies each have their own dispatcher, so their retries do not use the retry budget
+    of requests.
     """
     spare = SpareTasks(tasks_max)
     scores = ScoreSampler(

@@ -40,13 +40,13 @@ _WRITE_TIMEOUT_S = 30.0  # seconds to write a slice of the answer
 _SLICE_VECTORS = 32  # vectors per slice, 0.3 MB of JSON numbers
 _JSON = "application/json"
 
-# Creates rows of token ids from the base, the owner of the texts, and the context in tokens (0 if
-# unknown).
+# A function that returns rows of token ids. Its arguments are the base, the owner of the texts, and
+# the context in tokens (0 if unknown).
 RowReader: TypeAlias = Callable[[EmbeddingBase, str, int], Awaitable[Sequence[Sequence[int]]]]
 
 
 class Embeddings:
-    """The endpoint of one worker.
+    """The endpoint `/v1/embeddings` of one worker.
 
     Attributes:
         directory: Names of models, and the rights of callers.
@@ -67,7 +67,7 @@ class Embeddings:
         gateway_id: str,
         decided: Decided,
     ) -> None:
-        """Compose. `emit` queues one event per accepted request and never blocks."""
+        """`emit` queues one event per accepted request and never blocks."""
         self.directory = directory
         self._bases = bases
         self._embedders = embedders
@@ -124,9 +124,9 @@ class Embeddings:
     async def _counted(
         self, request: web.Request, principal: Principal, resolved: ResolvedModel
     ) -> AsyncGenerator[Reservation | None]:
-        """Count a large request before its tokens are counted, even if it is refused later.
+        """Count a large request in its limits before tokenization, even if it is refused later.
 
-        Yields None if the body is small. The request is then counted with its tokens.
+        Yields None for a small body, whose request is counted together with its tokens.
         """
         if not takes_work(request):
             yield None
@@ -185,11 +185,11 @@ class Embeddings:
 
     @property
     def embedders(self) -> Embedders:
-        """The replicas that compute."""
+        """The replicas that compute vectors."""
         return self._embedders
 
     def close(self, run: "_Run") -> None:
-        """Settle, count and emit the event once per accepted request, for every outcome."""
+        """Settle the limits, count the request and emit its event, once for every outcome."""
         now_s, exchange = time.monotonic(), run.exchange
         assert exchange.reservation is not None, "it was accepted"
         has_left = exchange.outcome == ErrorCode.CLIENT_CLOSED
@@ -216,7 +216,7 @@ class _Run:
     As a context manager it closes the request at the end of the block, with the block's outcome.
 
     Attributes:
-        base: Base that computes.
+        base: Embedding base that computes the vectors.
         begun_tokens: Tokens of the texts that were sent to replicas.
         computed_tokens: Tokens of the texts whose vectors have arrived.
         submitted_at_s: Monotonic time of the first submission, 0 before.
@@ -252,7 +252,7 @@ class _Run:
         self._endpoint.close(self)
 
     async def embed(self, embedders: Embedders, *, dimensions: int, is_base64: bool) -> None:
-        """Compute all texts, and encode each vector when it arrives, to spread the work."""
+        """Compute all vectors, and encode each at its arrival, which spreads the work over time."""
         pieces = self._pieces
 
         def take(index: int, vector: Vector) -> None:

@@ -23,8 +23,8 @@ def head_of(
 ) -> bytes:
     """Return the head of events, shared by requests with the same fields.
 
-    Principal and model are identified by object, because they are replaced, never changed. The
-    cache belongs to the principal and ends with it.
+    The cache compares principal and model by object identity, because a change always creates a new
+    object. The cache belongs to the principal and ends with it.
     """
     heads = principal.event_heads
     place = (id(model), requested_model, endpoint, is_stream, gateway_id)
@@ -48,5 +48,5 @@ def head_of(
     ).SerializeToString()
     if len(heads) >= _HEADS_MAX:
         heads.clear()
-    heads[place] = (head, model)  # the reference to the model reserves its object id
+    heads[place] = (head, model)  # the reference keeps the model's id() from being reused
     return head

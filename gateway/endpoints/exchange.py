@@ -27,7 +27,7 @@ _FLAWLESS = Flaws()
 
 
 class AnswerScore(NamedTuple):
-    """The score of an answer by base and adapter, in means over the answer's tokens, in nats.
+    """Log probabilities of an answer under base and adapter, as means over its tokens, in nats.
 
     Attributes:
         base_logprob: Log probability under the base alone.
@@ -41,7 +41,7 @@ class AnswerScore(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """The usage of a model before another model replaced it."""
+    """The tokens that a model used before a fallback model replaced it."""
 
     model: str
     prompt_tokens: int
@@ -55,7 +55,7 @@ class HttpExchange:
     Attributes:
         reservation: Reservation of the limits, or None while no limit is reserved.
         uid: Unique id, from which the ids of completion and event are derived.
-        request_id: Request id, which the answer's headers carry, too.
+        request_id: Request id, which the answer's headers also contain.
         trace_id: Trace id, 32 hex digits.
         upstream: The caller's trace context.
         endpoint: Path of the API.
@@ -63,22 +63,22 @@ class HttpExchange:
         received_at_unix_ms: Wall-clock time of the arrival.
         model: Model that answers.
         requested_model: The name in the request.
-        decision: Reason for the release of the model, or None if the name points at the release.
+        decision: Pin or split that chose the release, or None if the name points at the release.
         auto: Choice of the model for `auto`, or None if the request names a model.
         choices: Number of requested answers.
         task: Parsed body, or None once a stream or an embedding has begun, to free its memory.
         specs: Specs of the answers, for the model that answers.
         answers_per_prompt: Number of consecutive specs for one prompt.
-        param_names: Fields of the body, by the engine's names for refused parameters.
+        param_names: The body's field for each parameter that an engine may refuse by its own name.
         generations: Generations of the specs, once they run.
         has_begun: Whether the client has received a part of a stream.
         is_copy: Whether this is a copy for a shadow stage, or the failed attempt of a canary before
             control answered. No client waits for a copy or is charged for it.
-        scored: Decision on the request whose answer is scored, only for copies.
+        scored: Release decision of the scored request, set only if this exchange computes a score.
         flaws: Flaws of the first answer, computed only while a rollout runs.
-        score: Score of the scored answer.
+        score: Computed score, set only if this exchange computes a score.
         applied: Reservation after its settlement, for the event.
-        lost: Usage of a model that another model has replaced.
+        lost: Usage of a model that a fallback model has replaced.
         guard_rules: Ids of the tenant's rules that the texts have matched, separated by blanks.
         first_sent_at_s: Monotonic time when the first token was sent, 0 before.
         outcome: Finish reason or error code.
@@ -264,7 +264,7 @@ class HttpExchange:
         return head + event.SerializeToString()
 
     def _begin(self, gateway_id: str) -> tuple[bytes, RequestEvent]:
-        """Return the event's fields at the start of the request, as its head and the rest."""
+        """Return the fields known at the start: the serialized head, and an event with the rest."""
         head = head_of(
             self.principal,
             self.model,
@@ -304,7 +304,7 @@ def finish_reason(generation: Generation) -> str:
 
 
 def flaws_in(generation: Generation) -> Flaws:
-    """Return the flaws of an answer, of which only the needed part is decoded."""
+    """Return the flaws of an answer. Only the tokens that `flaws_of` needs are decoded."""
     pipe, tokens = generation.pipe, generation.emitted
     first = opening(generation.spec.new_pipe(), tokens)
     return flaws_of(first, tokens, has_more=pipe.has_calls or pipe.reasoning_tokens > 0)

@@ -21,11 +21,11 @@ from gateway.server.identity import identity_of
 from gateway.server.middleware import authenticate
 from sluice.wire.telemetry.v1.telemetry_pb2 import AnswerFeedback, RequestEvent
 
-_SCHEMA_VERSION = 4  # schema version of a judgement, among the events of requests
+_SCHEMA_VERSION = 4  # the version of the schema of `RequestEvent` that judgements have
 
 
 class FeedbackIntake:
-    """The endpoint of one worker."""
+    """The endpoint `/v1/feedback` of one worker."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class FeedbackIntake:
         emit: Callable[[bytes], None],
         gateway_id: str,
     ) -> None:
-        """Compose.
+        """All arguments are parts of the same worker.
 
         Args:
             directory: Keys and tenants.

@@ -44,10 +44,7 @@ class GuardBoard:
     """
 
     def __init__(self, matches: CounterMetric, judges: Judges) -> None:
-        """Prepare. `matches` counts matches of rules by the label `stage`.
-
-        `judges` are the classifiers.
-        """
+        """`matches` counts matches of rules by the label `stage`. `judges` are the classifiers."""
         self._judges = judges
         self._plans: dict[_Key, asyncio.Future[GuardPlan]] = {}
         self._acting, self._shadow = matches.labels("acting"), matches.labels("shadow")
@@ -74,7 +71,7 @@ class GuardBoard:
                 del self._plans[next(iter(self._plans))]
             loop = asyncio.get_running_loop()
             known = self._plans[key] = loop.run_in_executor(None, partial(GuardPlan, sets))
-        # A waiting request may be cancelled while other requests wait for the same compilation.
+        # Other requests may wait for the same compilation, so a cancelled request must not stop it.
         return await asyncio.shield(known)
 
     async def check(
@@ -106,7 +103,7 @@ class GuardBoard:
     async def _judge(
         self, findings: RequestFindings, texts: Mapping[GuardTarget, str], plan: GuardPlan
     ) -> None:
-        """Add the judgement of classifiers on a request's texts."""
+        """Add the judgement of classifiers on a request's texts to its findings."""
         for target, text in texts.items():
             verdict = await self._judges.verdict(plan.judged[target], text)
             findings.found += verdict.found
@@ -180,6 +177,6 @@ class GuardBoard:
 
 
 def _key(it: wire.GuardSet) -> tuple[object, ...]:
-    """Return the key of a set's plan, with its rules by their version and with their mode."""
+    """Return the cache key of a rule set: its id, its versions, and the settings of its mode."""
     how = it.is_withheld_free, it.fence, it.fence_tokens, it.is_closed_on_failure
     return it.id, it.version, it.active_version, *how

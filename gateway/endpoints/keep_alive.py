@@ -8,7 +8,7 @@ from types import TracebackType
 from gateway.dispatch.streamed import StreamedGeneration
 from gateway.server.deadlines import Deadlines
 
-# Checks of a stream per longest allowed silence. A comment is late by at most one check.
+# Number of checks within `every_s`. A comment is late by at most one interval between checks.
 _LOOKS = 4
 
 
@@ -17,11 +17,11 @@ class KeepAlives:
 
     Attributes:
         every_s: Longest silence of a stream, in seconds.
-        looks: Deadlines after which streams are checked.
+        looks: Deadlines at which streams are checked, `_LOOKS` times per `every_s`.
     """
 
     def __init__(self, every_s: float) -> None:
-        """Prepare."""
+        """The timers need a running event loop."""
         self.every_s = every_s
         loop = asyncio.get_running_loop()
         self.looks: Deadlines[KeepAlive] = Deadlines(every_s / _LOOKS, loop, KeepAlive.look)
@@ -30,13 +30,13 @@ class KeepAlives:
 class KeepAlive:
     """Writes a comment into a stream after each long silence, while the block runs.
 
-    A stream that has not begun by then begins, so that its headers are the first sign of life.
+    If the stream has not begun by then, the comment begins it, so that the client receives headers.
     """
 
     __slots__ = ("_all", "_is_begun", "_sign_at_s", "_streams")
 
     def __init__(self, streams: Sequence[StreamedGeneration], all_: KeepAlives) -> None:
-        """Prepare. The `streams` are the choices of one answer, on one connection."""
+        """`streams` are the choices of one answer, which share one connection."""
         self._streams = streams
         self._all = all_
         self._is_begun = False

@@ -31,13 +31,13 @@ from sluice.wire.control.v1 import control_pb2 as control
 
 ENDPOINT = "/v1/moderations"
 FLAGGED = 0.5  # Minimum score of a flagged category.
-# OpenAI's categories. A client may expect each category, also if the classifier lacks it.
+# OpenAI's categories. A client may expect each category, even if the classifier lacks it.
 OPENAI_CATEGORIES = (
     *("harassment", "harassment/threatening", "hate", "hate/threatening", "illicit"),
     *("illicit/violent", "self-harm", "self-harm/intent", "self-harm/instructions", "sexual"),
     *("sexual/minors", "violence", "violence/graphic"),
 )
-# Default names of clients, which this server's first classifier answers.
+# Default model names of OpenAI's clients, for which this server's first classifier answers.
 _ANY = frozenset({"omni-moderation-latest", "text-moderation-latest", "text-moderation-stable"})
 
 
@@ -45,7 +45,7 @@ class Judging:
     """The endpoints that judge texts."""
 
     def __init__(self, embeddings: Embeddings, judges: Judges) -> None:
-        """Compose."""
+        """`judges` are the classifiers. `embeddings` labels and ranks by an embedding pool."""
         self._directory = embeddings.directory
         self._judges = judges
         self._limiter = embeddings.limiter
@@ -94,7 +94,7 @@ class Judging:
         return _json(body, headers)
 
     async def rerank(self, request: web.Request) -> web.StreamResponse:
-        """Answer with the documents, the nearest first."""
+        """Answer with the documents, most relevant first."""
         self._admitted(request)
         wanted = await read_parsed(request, lambda body: parse(RerankRequest, body))
         return await self._similarity.rerank(request, wanted)
@@ -105,7 +105,7 @@ class Judging:
         return principal
 
     def _classifier(self, name: str | None) -> str:
-        """Return the classifier of a request. The first one of the file is the default."""
+        """Return the requested classifier. The default is the first one of the operator's file."""
         if name is None or name in _ANY:
             return self._judges.names[0]
         if name not in self._judges.names:

@@ -50,9 +50,9 @@ from sluice.errors import POLICIES
 Json = dict[str, Any]
 
 _SCHEMAS = "#/components/schemas/"
-# Statuses of errors that no client receives, or only clients of the administration.
+# Statuses that no client receives, or that only clients of the admin API receive.
 _UNTOLD = frozenset({409, 412, 422, 499})
-# Statuses of HTTP itself, whose code is `invalid_request`.
+# Statuses that the HTTP layer sends. Their error code is always `invalid_request`.
 _HTTP_STATUSES = {
     "408": "The body came too slowly.",
     "415": "The content encoding is not supported; use gzip, deflate or none.",
@@ -372,7 +372,7 @@ def _post(post: _Endpoint) -> Json:
 
 
 def _statuses(path: str) -> frozenset[int]:
-    """Return the statuses of an endpoint. An object to be continued may be busy (409)."""
+    """Return the statuses of an endpoint. A stored response that is in use causes a 409."""
     untold = _UNTOLD - {409} if path.startswith("/v1/responses") else _UNTOLD
     return frozenset(it.status for it in POLICIES.values()) - untold
 

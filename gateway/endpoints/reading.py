@@ -11,15 +11,15 @@ from gateway.bodies.parsing import INLINE_BYTES_MAX, check_values
 from gateway.server.body import read_body
 
 _Parsed = TypeVar("_Parsed")
-# Bytes above which a body is counted as a request before its tokens are counted, since tokenizing
-# is costly.
+# Largest body in bytes that is tokenized before its request is counted in the limits. Tokenizing a
+# larger body is costly, so its request is counted before.
 _COUNTED_LATER_BYTES_MAX = 16 << 10
 # The model that the path of a request names.
 MODEL_OF_PATH = web.RequestKey("model", str)
 
 
 async def read_parsed(request: web.Request, parse: Callable[[bytes], _Parsed]) -> _Parsed:
-    """Return the result of `parse` on the body, which runs in a thread for large bodies.
+    """Return the result of `parse` on the body. Large bodies are parsed in a thread.
 
     The errors are the errors of `read_body` and of `parse`.
     """
@@ -37,7 +37,7 @@ def takes_work(request: web.Request) -> bool:
 
 
 def with_model(body: bytes, model: str) -> bytes:
-    """Return the body with `model` added, unless it already names a model or is no object."""
+    """Return the body with `model` added, unless it already names a model or is no JSON object."""
     if len(body) > INLINE_BYTES_MAX:
         check_values(body)
     try:

@@ -30,7 +30,7 @@ from sluice.errors import ErrorCode, PlatformError
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # otherwise nginx would buffer the chunks
+    "X-Accel-Buffering": "no",  # prevents nginx from buffering the chunks
 }
 
 
@@ -46,7 +46,7 @@ class ReplyWriter:
         keep_alive_s: float,
         gateway_id: str,
     ) -> None:
-        """Prepare.
+        """All arguments are parts of the same worker.
 
         Args:
             dispatcher: Submits requests.
@@ -103,7 +103,7 @@ class ReplyWriter:
         return response
 
     def _streams(self, exchange: HttpExchange) -> tuple[list[StreamedGeneration], StreamEnd]:
-        """Return the choices, and the writer of their end."""
+        """Return the choices, and the writer of the stream's end."""
         body = exchange.body
         writers = body.stream_writers(
             exchange.uid,
@@ -174,7 +174,7 @@ def _begin(
     first = [stream.chunks.first() for stream in streams]
     early = [stream.take_early() for stream in streams]
     transport = response.begin(b"".join(first + early))
-    # otherwise the stream begins with a comment
+    # A stream that begins with a keep-alive comment has no token yet.
     if streams[0].emitted or any(it.emitted for it in streams):
         exchange.first_sent_at_s = time.monotonic()
     for stream in streams:
@@ -186,7 +186,8 @@ def _end_choice(streams: Sequence[StreamedGeneration], index: int, exchange: Htt
     """Send the withheld rest of a choice that has ended, with its finish reason.
 
     Returns:
-        Chunks to send together with the stream's end, which are all chunks of a single choice.
+        Chunks that are not sent yet, to be sent together with the stream's end. They are empty if
+        the stream has several choices.
     """
     stream = streams[index]
     reason = finish_reason(stream)

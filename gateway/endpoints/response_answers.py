@@ -1,4 +1,4 @@
-"""The shapes of responses, only for the description of the API, like `answers`.
+"""The shapes of responses, which only the description of the API uses.
 
 Fields that clients of the Responses API never expect to be null are never null here.
 """
@@ -125,19 +125,19 @@ OutputItem = Annotated[
 
 
 class InputTokensDetails(Shape):
-    """The parts of the input's tokens."""
+    """Counts of tokens within `input_tokens`."""
 
     cached_tokens: Count
 
 
 class OutputTokensDetails(Shape):
-    """The parts of the output's tokens."""
+    """Counts of tokens within `output_tokens`."""
 
     reasoning_tokens: Count
 
 
 class ResponseUsage(Shape):
-    """Counts of tokens."""
+    """The token counts of one response."""
 
     input_tokens: Count
     input_tokens_details: InputTokensDetails
@@ -167,7 +167,7 @@ class ReasoningTold(Shape):
 
 
 class TextTold(Shape):
-    """The form of the answer's text."""
+    """The requested form of the answer's text."""
 
     format: dict[str, Any]
     verbosity: str | None = None
@@ -185,7 +185,7 @@ class FunctionTold(Shape):
 
 
 class ServerTold(Shape):
-    """An MCP server whose tools the model may call, without secrets."""
+    """An MCP server whose tools the model may call. `headers` is null, because they are secret."""
 
     type: Literal["mcp"]
     server_label: str
@@ -203,7 +203,7 @@ class ConversationTold(Shape):
 
 
 class ResponseObject(Shape):
-    """A response. A stream sends events with its pieces, and the whole object at begin and end."""
+    """A response. A stream sends its pieces as events, and the whole object at begin and end."""
 
     id: str
     object: Literal["response"]
@@ -252,7 +252,7 @@ class CompactedConversation(Shape):
 
 
 class InputItemList(Shape):
-    """The items of a turn, in pages."""
+    """One page of the items of a turn."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]

@@ -1,8 +1,8 @@
 """Scores answers during the rollout of an adapter, by log probabilities of adapter and base.
 
-The answer of a request is scored by the adapter and by the base, as the end of a prompt. If the
-answer is equally likely under both, the adapter has no effect. Scores have the lowest priority,
-neither delay the answer nor cost the caller anything, and exist only for a sample of requests.
+Both the adapter and the base compute the log probabilities of an answer at the end of its prompt.
+If the answer is equally likely under both, the adapter has no effect. Scores have the lowest
+priority, neither delay the answer nor cost the caller anything, and exist only for a sample.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _TOKENS_MAX = 4096  # Maximum number of tokens of prompt and answer. Longer requ
 _SCORE_S_MAX = 30.0
 _DEADLINE_MS = 20_000  # Maximum wait in the router's queue, in milliseconds.
 _PAUSE_S = 1.0  # Seconds between two scores of one release in this worker.
-_FAILED_PAUSE_S = 60.0  # Seconds after a failure, whose cause (engine, overload) tends to persist.
+_FAILED_PAUSE_S = 60.0  # Pause after a failure, in seconds, because the cause (overload) may last.
 _GREEDY = engine.Sampling()
 _NO_SCORES = (
     "The engine scores no answers, so some gates of this rollout have no evidence: serve the model"
@@ -53,11 +53,11 @@ class ScoreSampler:
         emit: Callable[[bytes], None],
         gateway_id: str,
     ) -> None:
-        """Compose.
+        """All arguments are parts of the same worker.
 
         Args:
             spare: Tasks that compute scores, whose number is bounded.
-            dispatcher: Dispatcher only for scores, which use up no retries of other requests.
+            dispatcher: Dispatcher of scores alone, so that scores use no retries of other requests.
             metrics: Counts scores.
             emit: Queues one event per score and never blocks.
             gateway_id: Id of this worker.
@@ -73,7 +73,8 @@ class ScoreSampler:
     def offer(self, original: HttpExchange) -> None:
         """Score the first answer of a request that has ended well, if its release is due.
 
-        The session groups dependent answers. Windows of rollouts do not wait for scores.
+        The score's event has the request's session, by which rollouts group dependent answers. A
+        rollout's window ends without waiting for scores.
         """
         decision = original.decision
         if decision is None or decision.is_pinned or not original.model.adapter_digest:
@@ -95,7 +96,7 @@ class ScoreSampler:
     ) -> None:
         try:
             pause_s = _PAUSE_S if await self._scored(exchange, specs) else _FAILED_PAUSE_S
-            # The pause uses no place among the spare tasks.
+            # The pause occupies no slot of the spare tasks.
             asyncio.get_running_loop().call_later(pause_s, self._busy.discard, release)
         except asyncio.CancelledError:
             self._busy.discard(release)

@@ -5,12 +5,13 @@ import asyncio
 from gateway.dispatch.generation import Generation
 from gateway.guard.judged_answer import JudgedAnswer
 
-# A bound in seconds above the timeout of every classifier, by which all have reported or failed.
+# Longest wait in seconds. It exceeds every classifier's timeout, so by then each has answered or
+# failed.
 _SETTLED_S_MAX = 60.0
 
 
 async def settled(generation: Generation) -> None:
-    """Wait until classifiers have judged the whole of an answer that has ended well."""
+    """Wait until classifiers have judged the whole answer, if the answer has ended well."""
     guard = generation.guard
     if not isinstance(guard, JudgedAnswer):
         return

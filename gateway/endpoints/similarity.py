@@ -21,8 +21,8 @@ from gateway.server.identity import identity_of
 from sluice.errors import BadRequestError, ErrorCode
 
 RERANK, CLASSIFY = "/v1/rerank", "/v1/classify"
-_AT_ONCE = 64  # Comparisons before the event loop can run other tasks.
-# Factor of the softmax that converts cosines of texts, which differ little, to shares of labels.
+_AT_ONCE = 64  # Comparisons before the event loop may run other tasks.
+# Factor of the softmax over labels, which enlarges the small differences between cosines.
 _SHARPNESS = 20.0
 
 
@@ -30,7 +30,7 @@ class Similarity:
     """The two endpoints of one worker."""
 
     def __init__(self, embeddings: Embeddings) -> None:
-        """Compose."""
+        """`embeddings` accepts the requests and computes their vectors."""
         self._embeddings = embeddings
 
     async def rerank(self, request: web.Request, wanted: RerankRequest) -> web.StreamResponse:
@@ -128,7 +128,7 @@ def _ranked(
 
 
 async def _compared(vectors: Sequence[Vector], labels: int) -> list[list[float]]:
-    """Return shares of labels for each text. The first vectors belong to the labels."""
+    """Return the labels' shares for each text. The first `labels` vectors belong to the labels."""
     of_labels = vectors[:labels]
     found = [await _cosines(it, of_labels) for it in vectors[labels:]]
     return [softmax([_SHARPNESS * it for it in row]) for row in found]

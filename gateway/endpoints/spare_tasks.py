@@ -10,10 +10,10 @@ _LAST_PRIORITY = queue_priority(0, CLASSES - 1)
 
 
 class SpareTasks:
-    """Bounded background tasks of one worker. `run` belongs into a TaskGroup and owns them."""
+    """Bounded background tasks of one worker, which `run` owns. `run` has to run in a TaskGroup."""
 
     def __init__(self, tasks_max: int) -> None:
-        """Prepare. At most `tasks_max` tasks run at once."""
+        """At most `tasks_max` tasks run at once."""
         self._tasks_max = tasks_max
         self._tasks: asyncio.TaskGroup | None = None
         self._running: set[asyncio.Task[None]] = set()

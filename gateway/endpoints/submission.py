@@ -68,8 +68,9 @@ def generation_specs(
 ) -> list[GenerationSpec]:
     """Return the specs of the answers to one prompt.
 
-    Defaults of the base's authors fill the request's gaps. Further answers wait until the first one
-    has begun, and have seeds of their own. `predicted` has the expected ids of each answer.
+    The defaults of the base's authors apply where the request sets no value. The second and later
+    answers wait until the first one has begun, and each has its own seed. `predicted` has the ids
+    that the caller expects of each answer.
     """
     sampling = task.sampling(assets.defaults)
     if (grammar := task.enforced(assets, prompt)) is not None:
@@ -79,7 +80,7 @@ def generation_specs(
     choices = task.choices
     leader = GenerationSpec(
         request_id=identity.request_id,
-        # a message returns a new string at each read
+        # Protobuf returns a new string at each read, so the interned string saves memory.
         tenant_id=intern(principal.tenant.id),
         tier_priority=task.queue_priority(tier.priority),
         tenant_weight=principal.tenant.weight,
@@ -117,16 +118,16 @@ def generation_specs(
 
 
 def _own(shared: engine.Sampling) -> engine.Sampling:
-    """Return a copy of a shared message, which may be changed."""
+    """Return a copy of shared sampling parameters, so that the copy may be changed."""
     sampling = engine.Sampling()
     sampling.CopyFrom(shared)
     return sampling
 
 
 def derived_seed(seed: int, index: int) -> int:
-    """Return the 64-bit seed of a further answer, unrelated to the seeds of neighbouring seeds.
+    """Return the 64-bit seed of an answer after the first, as a hash of the seed and the index.
 
-    With sums, the second answer of one seed would equal the first answer of the next seed.
+    With sums instead, the second answer of one seed would equal the first answer of the next seed.
 
     Args:
         seed: Seed of the request, 64 bits.

@@ -1,4 +1,4 @@
-"""The interface between an API and generation, which maps bodies to token ids and ids to events.
+"""The interface of an API to generation, which maps bodies to token ids, and token ids to events.
 
 A further API of generated text is one more `TextTask`. The task parses its own body, provides
 prompts and bounds, and writes whole answers and the events of streams. The code between (limits,
@@ -32,7 +32,7 @@ class StreamEnd(Protocol):
     """Writes the last bytes of a stream."""
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
-        """Return the end of a stream that has all its choices. `usage_of` returns the `usage`."""
+        """Return the end of a stream whose choices are complete. `usage_of` returns the `usage`."""
         ...
 
     def failure(self, error: PlatformError) -> bytes:
@@ -46,8 +46,8 @@ class StreamWriters(NamedTuple):
     Attributes:
         chunks: Writer of each choice's chunks.
         end: Writer of the end of the stream.
-        counted: Head of chunks that each report the usage so far, or None if no chunk does.
-        head: Head of chunks without a choice, or None if the API has none.
+        counted: Head of chunks that report the usage so far, or None if no chunk reports usage.
+        head: Head of chunks that belong to no choice, or None if the API has no such chunks.
     """
 
     chunks: Sequence[ChunkWriter]
@@ -60,8 +60,8 @@ class TextTask(GenerationFields):
     """A validated body of an API, with the writers of its answers.
 
     A stream drops the body at its first byte, to free the memory of long bodies. `new_pipe`,
-    `new_logprobs` and `chunks` return objects for use until the end, which do not reference the
-    body.
+    `new_logprobs` and `chunks` return objects that a stream uses until its end. Their objects
+    therefore do not reference the body.
 
     Attributes:
         endpoint: Path of the API.
@@ -94,11 +94,11 @@ class TextTask(GenerationFields):
 
     @abstractmethod
     def enforced(self, assets: BaseAssets, prompt: EncodedPrompt) -> engine.Grammar | None:
-        """Return the required form of the output besides `sampling`, or None for any form."""
+        """Return a grammar for the output in addition to `sampling`, or None without one."""
 
     @abstractmethod
     def asked(self) -> AskedPrompt:
-        """Return the words of the request, for the choice of a model."""
+        """Return the words of the request, by which `auto` chooses a model."""
 
     @abstractmethod
     def texts(self, table: TokenTable) -> Iterator[tuple[str, Iterable[object]]]:
@@ -112,7 +112,7 @@ class TextTask(GenerationFields):
 
     @abstractmethod
     def new_logprobs(self, assets: BaseAssets) -> NewLogprobs | None:
-        """Return a collector and writer of one choice's log probabilities, or None."""
+        """Return a maker of a choice's log probabilities, or None if they are not requested."""
 
     @abstractmethod
     def choice_of(self, generation: WholeGeneration, reason: str) -> dict[str, object]:
@@ -133,13 +133,13 @@ class TextTask(GenerationFields):
         usage: dict[str, object],
         ended_unix_s: int,
     ) -> bytes:
-        """Return a whole answer, with its choices, its usage and its names.
+        """Return the JSON of a whole answer, with its choices and its usage.
 
         Args:
             uid: Id of the request.
             model: Name of the model that answers.
             created_unix_s: Time of the request's arrival.
-            fingerprint: Fingerprint of the system that answers.
+            fingerprint: Fingerprint of the weights that answer.
             answers: Answers, each with its finish reason.
             usage: Usage from `usage_of`.
             ended_unix_s: Time of the answer's end.
@@ -211,7 +211,7 @@ class TextTask(GenerationFields):
 
 
 class _CompletionEnd:
-    """The end of a completion's stream, after an event with the usage if the stream has a head."""
+    """Writes the end of a completion's stream, with the usage before it if there is a `head`."""
 
     __slots__ = ("_head",)
 
@@ -229,7 +229,7 @@ class _CompletionEnd:
 def prompt_annotations(
     generations: Sequence[Generation], answers_per_prompt: int
 ) -> list[dict[str, object]]:
-    """Return the findings in the prompts in Azure's form, empty without findings."""
+    """Return the matches of rules in each prompt in Azure's form, or an empty list without any."""
     guard = generations[0].guard
     found = None if guard is None else guard.request_annotations()
     if found is None:

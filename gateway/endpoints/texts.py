@@ -1,7 +1,7 @@
-"""Retains requests and answers of tenants that opted in, redacted.
+"""Retains requests and answers of tenants that opted in, after redacting them.
 
-The path of a request only checks its caller's setting. After its end, the retained texts wait in a
-bounded queue. A background task redacts them in small steps with pauses, so that no other request
+A request's handler only checks its caller's setting. After the request has ended, its texts wait in
+a bounded queue. A background task redacts them in small steps with pauses, so that no other request
 waits for more than one step. Texts beyond the queue's bounds, and texts that fail, are dropped and
 counted. No character of them is logged.
 """
@@ -32,16 +32,16 @@ T = TypeVar("T")
 SCHEMA_VERSION = 1
 SHARE_MAX = 10_000
 QUEUE_MAX = 1_000
-# Bound of waiting prompts and answers together, which use about 20 MB.
+# Maximum number of tokens in the queue, in prompts and answers together. They use about 20 MB.
 QUEUE_TOKENS_MAX = 2_000_000
 _STEP_S = 0.0005  # Seconds of work before the event loop can run other tasks.
-# Ratio of a pause to the work before it, which limits the task to a fifth of the loop's time.
+# Pause after a step, as a multiple of the step's duration. The task then uses a fifth of the time.
 _REST = 4.0
 _DAY_MS = 86_400_000
 
 
 def is_kept(policy: control.TextPolicy, request_id: str) -> bool:
-    """Return whether a request is in the retained share, always equal for the same id."""
+    """Return whether a request is in the retained share. The result is always equal for one id."""
     if policy.share >= SHARE_MAX:
         return True
     digest = blake2b(f"{policy.id}\n{request_id}".encode(), digest_size=8).digest()
@@ -49,7 +49,7 @@ def is_kept(policy: control.TextPolicy, request_id: str) -> bool:
 
 
 class KeptRequest(NamedTuple):
-    """The texts to retain of a running request, which itself drops them."""
+    """A running request whose texts are to be retained, although the request itself drops them."""
 
     policy: control.TextPolicy
     task: TextTask
@@ -64,10 +64,10 @@ class _EndedText(NamedTuple):
 
 
 class Texts:
-    """The queue of one worker. `run` belongs into a TaskGroup."""
+    """The queue of one worker. `run` has to run in a TaskGroup."""
 
     def __init__(self, ship: Callable[[TextEvent], None], metrics: GatewayMetrics) -> None:
-        """Prepare. `ship` receives finished events and never blocks."""
+        """`ship` receives finished events and never blocks."""
         self._ship = ship
         self._waiting: deque[_EndedText] = deque()
         self._tokens = 0
@@ -81,7 +81,7 @@ class Texts:
 
     @staticmethod
     def begin(policy: control.TextPolicy, task: TextTask, request_id: str) -> KeptRequest | None:
-        """Return the texts to retain of a request, or None if it is not in the retained share."""
+        """Return the request to retain, or None if it is not in the retained share."""
         return KeptRequest(policy, task) if is_kept(policy, request_id) else None
 
     def offer(self, kept: KeptRequest, exchange: HttpExchange) -> None:

@@ -34,7 +34,7 @@ _INLINE_TOKENS_MAX = 4096  # decoded in a millisecond
 
 
 class Tokenizing:
-    """The two endpoints of one worker."""
+    """The endpoints `/v1/tokenize` and `/v1/detokenize` of one worker."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Tokenizing:
         embedding_bases: EmbeddingBaseCache,
         limiter: Limiter,
     ) -> None:
-        """Compose."""
+        """`assets` tokenizes for text models, and `embedding_bases` for embedding models."""
         self._directory = directory
         self._assets = assets
         self._embedding_bases = embedding_bases
@@ -116,8 +116,8 @@ class Tokenizing:
     ) -> AsyncGenerator[Reservation]:
         """Count one request, except after a failure of the server.
 
-        A request that is refused, or whose caller leaves, has caused work like any other. Raises
-        RejectedError 429 over the limit.
+        A refused request, or a request whose caller has disconnected, is counted too, since it has
+        caused work. Raises RejectedError 429 over the limit.
         """
         reservation = await self._limiter.reserve(
             principal, resolved.model.id, prompt_tokens=0, output_tokens_max=0, is_bounded=True
@@ -168,7 +168,7 @@ class Tokenizing:
 
 
 async def _decoded(tokenizer: Tokenizer, ids: list[int]) -> str:
-    """Return the text of token ids, with special ones. Many ids are decoded in a thread."""
+    """Return the text of token ids, including special tokens. Many ids are decoded in a thread."""
     if len(ids) <= _INLINE_TOKENS_MAX:
         return tokenizer.decode(ids, skip_special_tokens=False)
     # The batch call releases the interpreter lock.

@@ -1,4 +1,4 @@
-"""Fits prompts into a context, by omitting and counting the oldest turns."""
+"""Fits prompts into a context, by omitting the oldest turns and counting them."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -11,20 +11,20 @@ Encode = Callable[[Sequence[Message]], Awaitable[EncodedPrompt]]
 
 
 async def fitted(encode: Encode, messages: Sequence[Message], room_tokens: int) -> EncodedPrompt:
-    """Return the prompt of as many of the latest turns as fit, and at least of the last turn.
+    """Return a prompt with as many of the latest turns as fit. The last turn always stays.
 
-    The number of turns is determined by a binary search, whose steps encode one prompt each.
+    A binary search determines the number of turns. Each of its steps encodes one prompt.
 
     Args:
-        encode: Encodes messages, or raises BadRequestError CONTEXT_LENGTH_EXCEEDED for far too
-            many.
+        encode: Encodes messages, or raises BadRequestError CONTEXT_LENGTH_EXCEEDED if they are far
+            too long.
         messages: Whole conversation.
-        room_tokens: Tokens that the prompt may have.
+        room_tokens: Maximum number of tokens of the prompt.
     """
     whole = await _encoded(encode, messages)
     if whole is not None and len(whole.ids) <= room_tokens:
         return whole
-    # Bounds of the number of turns to drop. The last turn stays.
+    # Bounds of the number of turns to drop. The last turn is never dropped.
     least, most = 1, turns_of(messages) - 1
     best: EncodedPrompt | None = None
     while least <= most:

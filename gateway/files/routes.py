@@ -39,7 +39,7 @@ class TenantFiles:
     """Routes of `/v1/files` in one worker, for all tenants."""
 
     def __init__(self, directory: Directory, store: FileStore) -> None:
-        """Compose."""
+        """`directory` authenticates callers, and `store` stores their files."""
         self._directory, self._store = directory, store
         self._uploads = asyncio.Semaphore(_UPLOADS_MAX)
 
@@ -177,7 +177,7 @@ async def _bounded(field: BodyPartReader) -> AsyncIterator[bytes]:
 
 
 def _one(request: web.Request, file_id: str) -> str:
-    """Return the file id of a path, or raise PlatformError NOT_FOUND for another form of path."""
+    """Return the file id of a path, or raise PlatformError NOT_FOUND if the path has none."""
     if "/" in file_id or not file_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return file_id

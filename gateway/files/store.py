@@ -16,11 +16,11 @@ FILE_BYTES_MAX = 100 << 20
 class FileStore:
     """The files of one worker's tenants.
 
-    Each method raises NOT_FOUND for an unknown id, and otherwise the errors of `RecordClient`.
+    Each method raises NOT_FOUND for an unknown id. Its other errors are those of `RecordClient`.
     """
 
     def __init__(self, records: RecordClient) -> None:
-        """Prepare."""
+        """`records` stores each file as one record."""
         self._records = records
 
     def require(self, tenant_id: str, file_id: str, param: str | None = None) -> None:
@@ -30,7 +30,7 @@ class FileStore:
     async def write(
         self, tenant_id: str, filename: str, purpose: str, content: AsyncIterator[bytes]
     ) -> dict[str, Any]:
-        """Store a new file, and return its object of the API.
+        """Store a new file, and return the API's object for it.
 
         If `content` raises an error, the file is removed again.
         """
@@ -69,14 +69,14 @@ class FileStore:
         await self._records.append(record.tenant_id, record.id, [item])
 
     async def show(self, tenant_id: str, file_id: str, param: str | None = None) -> dict[str, Any]:
-        """Return the object of the API for a file."""
+        """Return the API's object for a file."""
         self.require(tenant_id, file_id, param)
         return file_object(await self._records.show(tenant_id, file_id, param))
 
     async def listed(
         self, tenant_id: str, limit: int, *, is_ascending: bool, after: str
     ) -> list[dict[str, Any]]:
-        """Return at most `limit` files as objects of the API."""
+        """Return the API's objects for at most `limit` files."""
         if after:
             self.require(tenant_id, after, "after")
         wanted = wire.ListRecordsRequest(
@@ -98,6 +98,6 @@ class FileStore:
 
 
 def file_object(record: wire.Record) -> dict[str, Any]:
-    """Return the object of the API for a file's record."""
+    """Return the API's object for a file's record."""
     told: dict[str, Any] = {"id": record.id, "object": "file"}
     return told | {"created_at": record.created_at_unix_ms // 1000} | orjson.loads(record.content)
