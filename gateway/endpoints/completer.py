@@ -67,21 +67,21 @@ class Completer:
         auto: AutoBoard,
         pools: PoolChooser,
     ) -> None:
-        """Compose.
+        """All arguments are parts of the same worker.
 
         Args:
             directory: Names of models, and the rights of callers.
             assets: Tokenizers and templates of the bases.
             limiter: Limits of all callers.
-            dispatcher: Submits requests, and reports served pools and whether it drains.
+            dispatcher: Submits requests. It also reports the served pools, and whether it drains.
             replies: Writes replies to clients.
             metrics: Metrics of this worker.
             emit: Queues one event per accepted request and never blocks.
             gateway_id: Id of this worker.
             open_requests: Records the requests whose release a rollout's split has chosen.
-            decided: Counts decisions of pins and splits.
+            decided: Counts the requests whose release a pin or a rollout's split has chosen.
             copies: Creates copies for shadow stages.
-            scores: Scores answers of adapters that are rolled out.
+            scores: Scores answers of adapters in rollout.
             texts: Retains requests and answers of tenants that opted in.
             guards: Applies the rules of tenants to requests and answers.
             auto: Chooses the model that answers `auto`, and the fallback of a failing model.
@@ -178,7 +178,7 @@ class Completer:
         resolved: ResolvedModel,
         auto: AutoDecision | None,
     ) -> Reservation | None:
-        """Refuse a request if possible before any work, and count a large request."""
+        """Refuse a request before any work if possible, and count a large request in its limits."""
         if self._dispatcher.is_gated and self._may_be_gated(principal, task, auto):
             self._require_open_gate(principal, task, resolved.model.pool_id)
         if not takes_work(request):
@@ -246,7 +246,7 @@ class Completer:
     async def _answer_by_release(
         self, request: web.Request, exchange: HttpExchange, control: ResolvedModel
     ) -> web.StreamResponse:
-        """Return the answer of the release that a split chose, or of control if no engine can."""
+        """Return the answer of the release that a split chose, or of control if that fails."""
         try:
             return await self._replies.reply(request, exchange)
         except PlatformError as refusal:
@@ -409,7 +409,7 @@ class Completer:
     def _close(
         self, request: web.Request, exchange: HttpExchange, kept: KeptRequest | None
     ) -> None:
-        """Settle, count and emit the event once per accepted request, for every outcome."""
+        """Settle the limits, count the request and emit its event, once for every outcome."""
         ended_at_s, metrics, tally = time.monotonic(), self._metrics, exchange.tally
         if exchange.principal.guard_sets:
             tenant_id = exchange.principal.tenant.id
@@ -417,7 +417,7 @@ class Completer:
             exchange.guard_rules = rule_ids(found)
         was_served = tally.output_tokens > 0 or not exchange.has_failed
         self._settle(exchange, tally, was_served=was_served)
-        # the stream began with a keep-alive comment
+        # A keep-alive comment began the stream, so the first token was sent later.
         if exchange.has_begun and not exchange.first_sent_at_s:
             exchange.first_sent_at_s = tally.first_at_s
         note_outcome(request, exchange.outcome)

@@ -22,12 +22,12 @@ class Models:
     """The two endpoints of one worker."""
 
     def __init__(self, *, directory: Directory, pools: PoolBoard) -> None:
-        """Compose."""
+        """`pools` reports the state of each model's pool."""
         self._directory = directory
         self._pools = pools
 
     async def list_all(self, request: web.Request) -> web.Response:
-        """GET /v1/models, by name. Chat models precede, as many tools use the first model."""
+        """GET /v1/models, sorted by name. Chat models precede, as tools may use the first model."""
         principal = self._admitted(request)
         found = self._directory.models(principal)
         auto = _auto_policy(principal, AUTO)
@@ -73,7 +73,7 @@ class Models:
         }
 
     def _shown_auto(self, principal: Principal, policy: control.AutoPolicy) -> dict[str, object]:
-        """Return the model card of `auto`, with the largest context and the work of all pools."""
+        """Return the card of `auto`, with the largest context and the summed state of its pools."""
         directory = self._directory
         models = [
             model for told in policy.candidates for model in self._usable(principal, told.model)

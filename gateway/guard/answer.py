@@ -1,7 +1,7 @@
 """Applies the rules of a tenant to one answer, and releases the text that may be shown. Pure.
 
 Content, reasoning and the arguments of each call are separate texts. Log probabilities of tokens
-are released only while no text is withheld, and dropped next to text that was removed.
+are released only while no text is withheld. Log probabilities next to removed text are dropped.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ class Lane:
     __slots__ = ("_acting", "_counted", "_reader", "blocked_by")
 
     def __init__(self, rules: TargetRules, *, is_json: bool = False) -> None:
-        """Begin a text. With `is_json`, the rules apply to the string values in its JSON."""
+        """With `is_json`, the rules apply to the string values in the text's JSON."""
         self._acting = None if rules.acting is None else GuardedText(rules.acting)
         self._counted = None if rules.counted is None else GuardedText(rules.counted)
         self._reader = JsonReader() if is_json and rules != _NONE else None
@@ -62,7 +62,7 @@ class Lane:
         return written(self._passed(reader.push(piece)))
 
     def flush(self) -> str:
-        """End the text, and return its remaining part."""
+        """End the text, and return the part of it that was withheld until now."""
         reader, rest = self._reader, ""
         if reader is not None:
             rest = self._passed(reader.flush())
@@ -133,7 +133,7 @@ class AnswerGuard:
         *,
         is_told: bool = False,
     ) -> None:
-        """Begin an answer.
+        """The answer begins without text.
 
         Args:
             plan: Rules of the tenant.
@@ -143,7 +143,7 @@ class AnswerGuard:
         """
         self._plan = plan
         self._shows_findings = is_told
-        # Pairs of a number of tokens, and the number of characters of these tokens.
+        # Pairs of (number of the answer's first tokens, number of their characters).
         self._marks = deque[tuple[int, int]]()
         self._shown_tokens = 0
         self.request = Findings() if request is None else request
@@ -198,14 +198,14 @@ class AnswerGuard:
         return self.blocked_by in self._plan.unbilled
 
     def annotations(self) -> dict[str, object] | None:
-        """Return the annotations of an ended answer, or None."""
+        """Return the annotations of an ended answer, or None if the client receives none."""
         found = self.findings()
         return (
             annotations(found, self.unjudged) if self._shows_findings or has_marks(found) else None
         )
 
     def request_annotations(self) -> dict[str, object] | None:
-        """Return the annotations of the request, or None."""
+        """Return the annotations of the request, or None if the client receives none."""
         is_told = self._shows_findings or has_marks(self.request)
         return annotations(self.request) if is_told else None
 
@@ -253,7 +253,7 @@ class AnswerGuard:
         return rest
 
     def _call(self, call: CallDelta) -> list[CallDelta]:
-        """Return the visible part of a piece of a call. The first piece ends the call before."""
+        """Return the visible part of a call's piece. Its first piece ends the previous call."""
         if self.blocked_by:
             return []
         found = list[CallDelta]()

@@ -4,8 +4,8 @@ An answer consists of items, which are pieces of text that the rules have releas
 items is judged together with the end of the text before it. That end is as long as the previous
 segment, but at least 200 characters, so that a match across segments is detected. Items are
 released in order, as soon as their segment and all earlier segments are clear. With the fence
-`none`, items are released at once and verdicts arrive later. A verdict on items that were released
-or dropped before changes nothing.
+`none`, items are released at once, and verdicts arrive later. A verdict changes nothing if its
+items were released or dropped before.
 """
 
 from collections import deque
@@ -52,7 +52,8 @@ class Released(NamedTuple):
     Attributes:
         delta: Text of the parts.
         entries: Log probabilities of the parts' tokens.
-        tokens: Number of the answer's tokens up to the parts' end, or 0 if they add none.
+        tokens: Number of the answer's tokens from its start to the parts' end. It is 0 if the parts
+            add no tokens.
     """
 
     delta: AnswerDelta
@@ -83,7 +84,7 @@ class ReleaseFence:
     __slots__ = ("_before", "_first", "_open", "_parts", "_policy", "_targets", "pending")
 
     def __init__(self, policy: FencePolicy, targets: frozenset[GuardTarget]) -> None:
-        """Begin. Only texts of `targets` are judged, while all others only wait for their turn."""
+        """Only texts of the kinds `targets` are judged. Other texts wait only for earlier items."""
         self._policy = policy
         self._targets = targets
         self._open = _Part()
@@ -102,7 +103,7 @@ class ReleaseFence:
     ) -> tuple[Released, Segment | None]:
         """Add an item.
 
-        Returns the parts that may be sent, and a segment to judge if one ended.
+        Returns the parts that may be sent, and the segment that the item ended, or None.
         """
         if self._policy.kind is GuardFence.NONE:
             self._note_texts(delta)
@@ -122,7 +123,7 @@ class ReleaseFence:
         return self._closed()
 
     def judged(self, number: int) -> None:
-        """Note that classifiers block nothing in a segment."""
+        """Record that classifiers block nothing in a segment."""
         self.pending -= 1
         at = number - self._first
         if 0 <= at < len(self._parts):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sluice.guard.rules import GuardAction
 
 _RULES_MAX = 16  # Maximum number of rule ids in one event.
-# Whether an action withholds text, for the actions that clients are informed of.
+# Actions that clients are informed of. The value is whether the action withholds text.
 _FILTERED = {GuardAction.BLOCK: True, GuardAction.REWRITE: True, GuardAction.MARK: False}
 
 

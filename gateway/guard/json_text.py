@@ -40,7 +40,7 @@ class JsonReader:
     __slots__ = ("_is_string", "_rest")
 
     def __init__(self) -> None:
-        """Begin outside a string."""
+        """The first piece begins outside a string."""
         self._is_string = False
         self._rest = ""
 

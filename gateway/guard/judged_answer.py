@@ -15,7 +15,7 @@ from gateway.guard.plan import GuardPlan
 from gateway.guard.verdicts import GuardVerdict, JudgedRule
 from gateway.text.logprobs import TokenLogprob
 
-# Requests judgement of a text by rules. The callback is called once with the verdict.
+# A function that queues a text for judgement by rules, and that calls the callback once.
 AskJudges = Callable[[Sequence[JudgedRule], str, Callable[[GuardVerdict], None]], None]
 OnRelease = Callable[[AnswerDelta, list[TokenLogprob]], None]
 
@@ -45,7 +45,7 @@ class JudgedAnswer(AnswerGuard):
         ask: AskJudges,
         is_told: bool = False,
     ) -> None:
-        """Begin an answer.
+        """The answer begins without text.
 
         Args:
             plan: Rules of the tenant.

@@ -24,7 +24,7 @@ from sluice.errors import BadRequestError, ErrorCode, RejectedError
 T = TypeVar("T")
 OnVerdict = Callable[[GuardVerdict], None]
 _RETRY_S = 1.0
-# Bound in seconds above the timeout of every classifier, after which each classifier has reported.
+# Longest wait for a verdict in seconds, which exceeds the timeout of every classifier.
 _VERDICT_S_MAX = 60.0
 
 
@@ -67,7 +67,7 @@ class Judges:
     """The classifiers of one worker. `run` has to run in a TaskGroup."""
 
     def __init__(self, lines: Sequence[ClassifierLine]) -> None:
-        """Prepare."""
+        """`lines` are the queues of all classifiers."""
         self._lines: Mapping[str, ClassifierLine] = {it.entry.name: it for it in lines}
 
     @property

@@ -89,7 +89,7 @@ def _judged_rules(one: wire.GuardSet) -> list[JudgedRule]:
 
 
 def _fence(sets: Sequence[wire.GuardSet]) -> FencePolicy:
-    """Return the strictest fence among sets whose classifiers block answers, or `none`."""
+    """Return the strictest fence of all sets whose classifiers block answers. Default: `none`."""
     order = list(GuardFence)
     wanted = [
         FencePolicy(GuardFence(one.fence or GuardFence.SENTENCE), one.fence_tokens or FENCE_TOKENS)

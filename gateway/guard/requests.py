@@ -30,7 +30,6 @@ class RequestFindings:
     """
 
     def __init__(self) -> None:
-        """Begin without findings."""
         self.blocked_by = ""
         self.found = Findings()
         self.unjudged = frozenset[str]()

@@ -46,10 +46,7 @@ class Http2Connection(asyncio.Protocol):
     """
 
     def __init__(self, server: Any, transport: asyncio.Transport, *, is_surplus: bool) -> None:
-        """Prepare.
-
-        The `server` is an `Http2Server`, which passes the client's first bytes to `begin`.
-        """
+        """The `server` is an `Http2Server`, which passes the client's first bytes to `begin`."""
         self._server, self._transport = server, transport
         self._loop = asyncio.get_running_loop()
         self._meter, self._scanner = FloodMeter(self._loop.time()), FrameScanner()
@@ -150,7 +147,7 @@ class Http2Connection(asyncio.Protocol):
         self._outflow.wake()
 
     def acknowledge(self, number: int, size: int) -> None:
-        """Permit the client by flow-control credit to send `size` more body bytes of a stream."""
+        """Grant flow-control credit, so that the client may send `size` more bytes of a body."""
         if not self._is_closed:
             self._state.acknowledge_received_data(size, number)
             self._outflow.wake()
@@ -216,9 +213,9 @@ class Http2Connection(asyncio.Protocol):
     # --- its end ----------------------------------------------------------------------------
 
     def say_goodbye(self) -> None:
-        """Request the client to open no more streams.
+        """Request by a GOAWAY that the client opens no more streams.
 
-        Streams that the client opened before it received the request are still answered.
+        Streams that the client opens before it receives the GOAWAY are still answered.
         """
         if not self._is_leaving and not self._is_closed:
             self._is_leaving = True
@@ -278,7 +275,7 @@ class Http2Connection(asyncio.Protocol):
         number = event.stream_id
         state = self._state.streams.get(number)
         if state is None or state.closed:
-            return  # the same bytes also ended the stream
+            return  # a later frame in the same bytes has ended the stream
         if self._is_deaf or len(self.streams) >= self._server.streams_max:
             self._meter.pay(REFUSED)
             self._state.reset_stream(number, ErrorCodes.REFUSED_STREAM)

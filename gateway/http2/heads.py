@@ -33,7 +33,7 @@ _PER_CONNECTION = frozenset(
     {"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"}
 )
 _PSEUDO = frozenset({b":method", b":scheme", b":authority", b":path"})
-# Fields with few distinct values. Other fields stay out of the header table that the client shares.
+# Fields with few distinct values. Only these fields enter the client's header table (HPACK).
 _INDEXED = frozenset({"content-type", "server", "cache-control", "x-accel-buffering"})
 
 

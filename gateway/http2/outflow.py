@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gateway.http2.stream import Http2Stream
 
-# Answer bytes per write. The socket reports after each write whether its buffer is full.
+# Maximum number of answer bytes per write. After a write, the socket reports if its buffer is full.
 WRITE_BYTES_MAX = 256 << 10
 # Maximum number of unread bytes of heads and acknowledgements. Beyond it the client is
 # disconnected.
@@ -45,7 +45,7 @@ class Http2Outflow:
         meter: FloodMeter,
         note_moved: Callable[["Http2Stream", bool], None],
     ) -> None:
-        """Prepare.
+        """All arguments belong to the same connection.
 
         Args:
             transport: Transport of the connection.
@@ -104,7 +104,7 @@ class Http2Outflow:
     def _fill(self, out: list[bytes | memoryview]) -> bool:
         """Add DATA frames of streams to the output, and return whether a stream has ended.
 
-        Streams with more bytes than fit now are appended to the queue again.
+        If only some bytes of a stream fit now, the stream is appended to the queue again.
         """
         due, self._due = self._due, []
         state, left = self._state, WRITE_BYTES_MAX

@@ -44,7 +44,7 @@ class Http2Server:
     """
 
     def __init__(self, server: HttpServer, limits: ServerLimits, streams_max: int) -> None:
-        """Prepare. The `server` passes new connections to `take`."""
+        """The `server` passes new connections to `take`."""
         self._server, self.streams_max = server, streams_max
         self._loop = loop = asyncio.get_running_loop()
         self._connections: set[Http2Connection] = set()
@@ -73,7 +73,7 @@ class Http2Server:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the worker requests its clients to open no further streams."""
+        """Whether the worker requests that its clients open no further streams."""
         return self._server.is_draining
 
     def take(self, connection: HttpProtocol, data: bytes) -> bool:
@@ -141,7 +141,7 @@ class Http2Server:
         return error.status, fields, body
 
     def say_goodbye(self) -> None:
-        """Request all clients to open no more streams."""
+        """Request that no client opens further streams."""
         for connection in list(self._connections):
             connection.say_goodbye()
 

@@ -14,9 +14,10 @@ from hpack import Encoder
 
 from gateway.server.malformed import HEAD_BYTES_MAX
 
-# Bytes of one body that a client may send ahead. With a round trip of 100 ms, 4 MiB need 2 s.
+# Bytes of one body that a client may send ahead. A body of 4 MiB needs 2 s if a round trip needs
+# 100 ms.
 STREAM_WINDOW_BYTES = 256 << 10
-_WINDOW_BYTES = 1 << 20  # unread bytes of all streams of a connection
+_WINDOW_BYTES = 1 << 20  # maximum of unread bytes of all streams of a connection
 _DEFAULT_WINDOW_BYTES = 65_535
 _TABLE_BYTES_MAX = 4096  # bytes of the header table for answers
 _UNBOUNDED = 2**31 - 1
@@ -49,7 +50,7 @@ class Http2State(H2Connection):
     MAX_CLOSED_STREAMS = 1024  # h2's default of 65,536 would use 6 MB per long connection
 
     def __init__(self, streams_max: int) -> None:
-        """Prepare. Afterwards `data_to_send` returns the first bytes for the client."""
+        """After the construction, `data_to_send` returns the first bytes for the client."""
         super().__init__(_CONFIGURATION)
         self.encoder = _PlainEncoder()
         told = {

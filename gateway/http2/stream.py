@@ -1,4 +1,4 @@
-"""One HTTP/2 request with its answer, which acts as a connection of its own for its handler."""
+"""One HTTP/2 request with its answer. For its handler, the stream acts as a separate connection."""
 
 import asyncio
 from collections import deque
@@ -64,7 +64,7 @@ class Http2Stream(HeadTransport):
     _reading_paused = False
 
     def __init__(self, connection: Any, number: int, state: "H2Stream", *, has_body: bool) -> None:
-        """Prepare. The `connection` is the `Http2Connection` of the stream."""
+        """The `connection` is the `Http2Connection` of the stream."""
         super().__init__()
         self._connection, self.number, self.state = connection, number, state
         self._parts: deque[bytes | memoryview] = deque()
@@ -111,7 +111,7 @@ class Http2Stream(HeadTransport):
     def drop_parser(self) -> None:
         """Drop the body after it was read.
 
-        The connection keeps its parser, which serves all its requests.
+        The connection's parser stays, because it serves all requests of the connection.
         """
         self.body = EMPTY_PAYLOAD
 
@@ -247,7 +247,7 @@ class Http2Writer(AbstractStreamWriter):
     """Writes an answer of aiohttp to a stream, with its head as fields and its body in pieces."""
 
     def __init__(self, stream: Http2Stream) -> None:
-        """Prepare."""
+        """The `stream` sends the answer to the client."""
         self._stream = stream
         self.length: int | None = None
 

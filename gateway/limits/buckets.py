@@ -25,7 +25,7 @@ _pack_head = Struct(HEAD_FORMAT).pack
 _pack_limit = Struct(LIMIT_FORMAT).pack
 _pack_change = Struct(NEWS_FORMAT).pack
 
-# Requests and tokens to return, and requests and tokens not yet reported, as in `BucketScope`.
+# Requests and tokens to return, then requests and tokens not yet reported, as in `BucketScope`.
 News = tuple[int, int, int, int]
 _NO_CHANGE = (0, 0, 0, 0)
 
@@ -44,16 +44,17 @@ class BucketScope:
         limits: Values by the names of their kinds. Every value is positive.
         tokens_max: Maximum of tokens that a request removes from the scope, or 0 without a limit.
         is_leased: Whether the number of concurrent requests is limited.
-        limited_by: Number of the principal that the limits were read from.
+        limited_by: Number of the principal whose limits apply. Newer principals have larger ones.
         told: Name and limits in the form of events.
-        rest: Row of the scope in a batch while the row has only the limits, otherwise empty.
+        rest: Cached row for a batch. It is empty if the scope has changes, or if its number of
+            concurrent requests is limited.
         held: Requests of this process that are open now.
         back_requests: Requests to return to the shared buckets.
         back_tokens: Tokens to return. A negative number is removed, even below zero.
-        untold_requests: Requests granted without Valkey. The shared buckets subtract them, not
-            below zero, when Valkey is back.
-        untold_tokens: Tokens granted without Valkey. The number is negative after a settlement
-            that followed their report to Valkey.
+        untold_requests: Requests granted without Valkey. When Valkey is back, the shared buckets
+            subtract them, but not below zero.
+        untold_tokens: Tokens granted without Valkey. The number is negative if a settlement returns
+            tokens that were already reported to Valkey.
     """
 
     __slots__ = (
@@ -167,7 +168,7 @@ class BucketScope:
         return self._levels
 
     def shortages(self, tokens: int, share: float) -> Iterator[tuple[LimitKind, float]]:
-        """Yield by kind the milliseconds until a request fits. The caller calls `refill` before."""
+        """Yield for each kind of limit the milliseconds until a request fits, after a `refill`."""
         need = self._need(tokens, share)
         for kind, most in self._parts(share):
             yield kind, (need[kind.counted] - self._levels[kind.name]) * kind.ms_each(most)
@@ -180,7 +181,7 @@ class BucketScope:
         self.untold_tokens += need[Counted.TOKENS]
 
     def settle_local(self, taken: int, used: int, *, was_served: bool) -> None:
-        """Correct a grant without Valkey. The number `taken` counts the tokens from this scope."""
+        """Correct a grant without Valkey by the usage. The scope has granted `taken` tokens."""
         self.held -= 1
         extra = used - taken
         if not was_served:
@@ -205,9 +206,9 @@ class BucketScope:
     # With Valkey.
 
     def settle(self, taken: int, used: int, *, was_served: bool) -> None:
-        """Correct a grant of Valkey with the next batch.
+        """Correct a grant of Valkey by the usage, with the next batch.
 
-        The number `taken` counts this scope's tokens.
+        The scope has granted `taken` tokens.
         """
         self.held -= 1
         if not was_served:
@@ -223,7 +224,7 @@ class BucketScope:
         self.untold_requests += 1
 
     def give_back(self, taken: int) -> None:
-        """Undo a grant of Valkey whose caller no longer waits for the grant."""
+        """Undo a grant of Valkey whose caller no longer waits for it."""
         self.rest = b""
         self.back_requests += 1
         self.back_tokens += taken

@@ -1,7 +1,7 @@
 """Refuses new requests of a tenant with an exhausted budget until the budget's period ends.
 
-The control plane compares budgets with the ledger, and sends the stopped tenants with the ends of
-their periods. So the gateway ends a refusal on time even while the control plane is unreachable.
+The control plane compares budgets with the ledger. It sends the stopped tenants, each with the end
+of its period. So the gateway ends a refusal on time even while the control plane is unreachable.
 """
 
 import math
@@ -50,7 +50,7 @@ class BudgetChecks:
     """Checks whether a tenant is stopped."""
 
     def __init__(self, state: ControlState, unix_ms: Callable[[], int] = _unix_ms) -> None:
-        """Prepare.
+        """Each check reads the present state and the present time.
 
         Args:
             state: State of the control plane, with the stopped tenants.

@@ -7,13 +7,14 @@ the difference.
 """
 
 COLD_TOKENS = 512  # Reserved tokens before the first answer, if the caller set no bound.
-# Weight of a new answer by the number of earlier answers. About 30 answers count in the long run.
+# Weight of a new answer in the means, by the number of earlier answers. In the long run, about 30
+# answers count.
 _WEIGHTS = tuple(1 / (1 + seen) for seen in range(16))
 _SEEN_MAX = len(_WEIGHTS) - 1
 
 
 class AnswerForecast:
-    """Forecast from the lengths of one model's answers to one tenant.
+    """Forecast from the lengths of the answers of one model to one tenant.
 
     A request may have several answers.
     """

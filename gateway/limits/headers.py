@@ -14,7 +14,7 @@ _NAMES = {
 def headers(scopes: Sequence[BucketScope], verdict: Verdict) -> dict[str, str]:
     """Return limit, rest and reset of each kind, from the scope with the lowest rest.
 
-    The rest is the amount that remains, and the reset is the time until the bucket is full again.
+    The rest is the amount that remains. The reset is the time until the bucket is full again.
     """
     found: dict[str, str] = {}
     for kind, place, left in rests(verdict):

@@ -25,9 +25,9 @@ class Reservation:
 
     Attributes:
         scopes: Scopes of the reservation, empty for callers without limits.
-        caps: Maximum of tokens that each scope granted at the time of the reservation.
+        caps: Largest number of tokens that each scope could grant at the time of the reservation.
         tokens: Reserved tokens.
-        forecast: Forecast to which the lengths of the answers are added.
+        forecast: Forecast that learns the lengths of the answers.
         answers: Number of requested answers.
         is_local: Whether the reservation was granted without Valkey.
     """
@@ -97,7 +97,7 @@ class Limiter:
         clock: Callable[[], float],
         require_budget: Callable[[str, str], None] = _no_budgets,
     ) -> None:
-        """Prepare.
+        """All gateways share the buckets in Valkey.
 
         Args:
             valkey: Client of the shared buckets.
@@ -159,7 +159,7 @@ class Limiter:
         if answers:
             tokens += forecast.tokens(output_tokens_max, answers, is_bounded=is_bounded)
         tokens = min(tokens, UNSIGNED_MAX)
-        caps = [scope.tokens_max for scope in scopes]  # limits may change before the reply
+        caps = [scope.tokens_max for scope in scopes]  # limits may change before Valkey replies
         answer = self._shared.reserve(scopes, caps, tokens)
         if answer is not None:
             try:

@@ -1,4 +1,7 @@
-"""The buckets of a caller for a model, with one scope per level of `limits.caller` with a limit."""
+"""The buckets of a caller for a model, in scopes for the account, the key and the model.
+
+A level without a limit has no scope. `limits.caller` computes the limits of the levels.
+"""
 
 from typing import NamedTuple
 from weakref import ReferenceType, WeakValueDictionary, ref
@@ -17,9 +20,9 @@ class Binding(NamedTuple):
     """The parts of a caller's reservations for one model, cached after the first request.
 
     Attributes:
-        principal: Weak reference to the caller. A caller's messages are replaced, never changed, so
-            the binding is valid as long as the object is the same. The reference is weak, because
-            a principal prevents its state's messages from being freed.
+        principal: Weak reference to the caller. An update replaces the caller's object and never
+            changes it, so the binding is valid while the object is the same. The reference is weak,
+            because a principal prevents its state's messages from being freed.
         tenant_id: Tenant whose budget is charged.
         scopes: Scopes of the caller's limits, at most three.
         forecast: Forecast of the tenant's answers from the model.
@@ -36,9 +39,9 @@ class Scopes:
 
     def __init__(self) -> None:
         self._bindings: dict[tuple[str, str], Binding] = {}  # by ids of key and model
-        # The bindings by caller and model, a faster index that reads no message. An entry is
-        # removed with its principal, while its binding stays in `_bindings` for the caller's next
-        # principal.
+        # The bindings by caller and model, a faster index that reads no protobuf message. An
+        # entry is removed with its principal, while its binding stays in `_bindings` for the
+        # caller's next principal.
         self._by_caller: dict[ReferenceType[Principal], dict[str, Binding]] = {}
         self._scopes: WeakValueDictionary[str, BucketScope] = WeakValueDictionary()
         self._forecasts: dict[tuple[str, str], AnswerForecast] = {}

@@ -189,7 +189,7 @@ return table.concat(reply)
 SCRIPT = _TEXT.encode()
 _SHA = hashlib.sha1(SCRIPT).hexdigest().encode()  # noqa: S324 - Valkey names scripts by SHA-1
 
-# Zeros that fill the rows of a call up to three, by the number of rows. A zero means no row.
+# Zeros that extend a call's row numbers to three, by the count of its rows. A zero means no row.
 _PADDING = ((0, 0, 0), (0, 0), (0,), ())
 
 
@@ -219,7 +219,7 @@ class LimitBatch:
     """
 
     def __init__(self, tag: bytes, calls: Sequence[Call], others: Sequence[BucketScope]) -> None:
-        """Create a batch of calls and of the scopes' waiting changes. `restore` undoes the latter.
+        """Move the scopes' waiting changes into the batch. `restore` moves them back.
 
         Args:
             tag: Tag of this process, `TAG_BYTES` bytes.
@@ -273,7 +273,7 @@ class LimitBatch:
         return VERDICT.iter_unpack(reply)
 
     def restore(self) -> None:
-        """Return the changes to their scopes for a later batch, because the script did not run."""
+        """Move the changes back to their scopes for a later batch. The script did not run."""
         for scope, news in self._taken:
             scope.restore_changes(news)
         self._taken.clear()

@@ -1,9 +1,10 @@
 """The limits that all gateways share, with reservations in batches and with a circuit breaker.
 
-At most one batch is in flight, and calls that arrive meanwhile form the next batch. This process
-therefore has an exact number of its open requests. Each batch has the number itself, because a
-difference could be lost. A caller without an answer in time decides without Valkey. After a stall
-or an error no caller waits for Valkey until Valkey has answered a probe in time.
+At most one batch is in flight, and calls that arrive meanwhile form the next batch. Valkey
+therefore receives this process's numbers of open requests in order. Each batch has the number
+itself, because a lost batch would lose a difference. A caller without an answer in time decides
+without Valkey. After a stall or an error, no caller waits for Valkey until Valkey has answered a
+probe in time.
 """
 
 import asyncio
@@ -58,10 +59,7 @@ class SharedBuckets:
     """
 
     def __init__(self, valkey: ValkeyClient, *, tag: bytes = b"") -> None:
-        """Prepare.
-
-        The `tag` identifies this process among all gateways and is random by default.
-        """
+        """The `tag` identifies this process among all gateways and is random by default."""
         self._valkey = valkey
         self._deadline_s = valkey.deadline_s
         self._tag = tag or os.urandom(TAG_BYTES)
@@ -74,13 +72,13 @@ class SharedBuckets:
         self._leased: set[BucketScope] = set()
         self._probe_scope = BucketScope(
             "limits:probe", "", requests_max=1
-        )  # its row is always written
+        )  # has a limit, so that a probe always writes its row
         self._batch: LimitBatch | None = None  # the batch in flight
         self._sent_at_s = 0.0
         self._batch_called_at_s = 0.0
-        self._doubted: LimitBatch | None = None  # is overdue if a second check finds it in flight
+        self._doubted: LimitBatch | None = None  # in flight after its deadline, checked once more
         self._is_scheduled = self._is_changes_scheduled = self._is_watched = False
-        # whether an ended request perhaps freed a place of limited concurrency
+        # Whether an ended request may have freed a slot of a limit on concurrent requests.
         self._has_free_place = False
         self._load = 0.0  # level of a leaky bucket of calls, which drains at `_BUSY_CALLS_PER_S`
         self._failures = 0
@@ -214,7 +212,7 @@ class SharedBuckets:
     # Output.
 
     def _wake(self) -> None:
-        """Schedule the next batch, unless a batch is in flight, whose reply triggers the next."""
+        """Schedule the next batch, or leave it to the reply of the batch in flight."""
         if self._is_scheduled or self._batch is not None:
             return
         self._is_scheduled = True
@@ -230,7 +228,7 @@ class SharedBuckets:
 
         The bound matters to other gateways. A caller with a limit of concurrent requests may send
         its next request to another gateway. That gateway would refuse the request until this
-        gateway has reported the end of the earlier one.
+        gateway has reported the end of the caller's earlier request.
         """
         if self._has_free_place:
             self._wake()
@@ -345,7 +343,7 @@ class SharedBuckets:
                     scope.held += 1
                     if scope.is_leased:
                         leased.add(scope)
-            else:  # requests that began before the limit need a lease, too
+            else:  # requests that began before the limit existed need a lease, too
                 leased.update([it for it in scopes if it.is_leased and it.held])
             future.set_result(verdict)
 

@@ -87,7 +87,7 @@ class _Place(NamedTuple):
 
 
 def _parse(url: str) -> _Place:
-    """Return the place that a URL names, or raise ValueError, which never quotes a password."""
+    """Return the addresses and the account of a URL, or raise ValueError without its password."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -100,7 +100,7 @@ def _parse(url: str) -> _Place:
     if "/" in primary or bool(primary) != is_sentinel:
         raise ValueError(_NO_URL)
     if not is_sentinel and parts.path not in {"", "/", "/0"}:
-        raise ValueError(_NO_URL)  # the password probably contains a slash without its code
+        raise ValueError(_NO_URL)  # the password may contain a slash that is not percent-encoded
     account, _, places = parts.netloc.rpartition("@")
     options = dict(_OPTIONS)
     if account:
@@ -151,12 +151,12 @@ def _pool(place: _Place, sentinel: Sentinel | None) -> ConnectionPool:
 
 
 class ValkeyClient:
-    """Maintains one connection. Its `run` belongs into the service's TaskGroup."""
+    """Maintains one connection. Its `run` has to run in the service's TaskGroup."""
 
     def __init__(
         self, url: str, *, deadline_s: float = 0.05, commands_max: int = _COMMANDS_MAX
     ) -> None:
-        """Prepare without connecting.
+        """The URL is parsed here, and the connection is opened by `run`.
 
         Args:
             url: `redis://[[user]:password@]host:port` names one server. `rediss://` uses TLS, with

@@ -19,7 +19,7 @@ class ValkeyCommands:
     """The bounded queue of one connection's commands. Commands beyond the bound fail at once."""
 
     def __init__(self, valkey: ValkeyClient, *, commands_max: int) -> None:
-        """Prepare. `commands_max` bounds the commands whose replies are awaited."""
+        """`commands_max` bounds the commands whose replies are awaited."""
         self._valkey = valkey
         self._commands_max = commands_max
         self._waiting: deque[asyncio.Future[object]] = deque()

@@ -1,10 +1,10 @@
 """The answer to a reservation, in Valkey's packed form. Pure.
 
-A verdict is a tuple of numbers. First follows the kind of the limit that refused the reservation (0
-if granted). Then follow the index of the scope with the longest wait, and that wait in
-milliseconds. For each kind of `SHOWN` follows the index of the scope with the least remaining
-amount. Last follow these amounts. An amount is negative if the scope is in debt, and `UNLIMITED` if
-no scope limits the kind.
+A verdict is a tuple of numbers. The first number is the kind of the limit that refused the
+reservation, or 0 if the reservation was granted. Then follow the index of the scope with the
+longest wait, and that wait in milliseconds. For each kind of `SHOWN` follows the index of the scope
+with the least remaining amount. The last numbers are these amounts. An amount is negative if the
+scope is in debt, and `UNLIMITED` if no scope limits the kind.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ def verdict_of(
         number: Number of the kind of limit.
         scope: Index of the scope.
         wait_ms: Milliseconds to wait.
-        levels: Rest of each kind of limit, in each scope.
+        levels: Remaining amount of each kind of limit, in each scope.
     """
     rests = [[level.get(kind.name, UNLIMITED) for level in levels] for kind in SHOWN]
     places = [rest.index(min(rest)) for rest in rests]
@@ -43,5 +43,5 @@ def verdict_of(
 
 
 def rests(verdict: Verdict) -> Iterator[tuple[LimitKind, int, float]]:
-    """Yield each shown kind, the index of the scope with the lowest rest, and that rest."""
+    """Yield each shown kind, the scope with the least remaining amount, and that amount."""
     return zip(SHOWN, verdict[_PLACES:_RESTS], verdict[_RESTS:], strict=True)

@@ -1,6 +1,6 @@
 """A client of the control plane's store of tenant records (files, batches, conversations).
 
-Responses have a client of their own, `gateway.responses.durable`.
+Responses have a separate client, `gateway.responses.durable`.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -33,7 +33,7 @@ class RecordClient:
     """
 
     def __init__(self, control_address: str, secret: SharedSecret) -> None:
-        """Prepare. The `secret` verifies that an id belongs to a tenant."""
+        """The `secret` verifies that an id belongs to a tenant."""
         self._link = RenewedChannel(
             control_address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
         )

@@ -14,7 +14,7 @@ class SealedRecords:
     """
 
     def __init__(self, records: RecordClient, seals: ContentSeals) -> None:
-        """Prepare."""
+        """`seals` encrypts and decrypts with the keys of the tenants."""
         self._records, self._seals = records, seals
         self.new_id, self.require = records.new_id, records.require
         self.remove, self.remove_item = records.remove, records.remove_item

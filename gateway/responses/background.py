@@ -1,8 +1,8 @@
 """Background responses, which run as streams whose events every client of the tenant may follow.
 
-The client is answered at once with its queued response. The events are written to Valkey, where all
-gateways can read them. The response itself is stored like any other, also after a failure or a
-cancellation.
+The client's request is answered at once with the queued response. The events are written to Valkey,
+where all gateways can read them. The response itself is stored like any other response, also after
+a failure or a cancellation.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class BackgroundKeeping(Keeping):
         return self._turn.tenant_id, self._turn.id
 
     def begin(self, events: ResponseEvents) -> None:
-        """Note the writer of the events. The next beat writes the new state to Valkey."""
+        """Set the writer of the events. The next beat writes the new state to Valkey."""
         self.events = events
 
     def note_failure(self, response: bytes) -> None:
@@ -90,7 +90,7 @@ class BackgroundKeeping(Keeping):
 
 
 class _Job:
-    """A response under way, with its events that are not yet in Valkey."""
+    """A response that is under way. Its `events` are not yet in Valkey."""
 
     __slots__ = ("_is_begun", "events", "has_events", "is_done", "keeping", "news", "queued")
 
@@ -124,7 +124,7 @@ class BackgroundResponses:
     """The background responses of one worker, which run as tasks owned by `run`."""
 
     def __init__(self, answering: Answering, store: ResponseStore) -> None:
-        """Prepare."""
+        """`answering` computes the responses, and `store` stores them."""
         self._answering, self._store = answering, store
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -253,7 +253,7 @@ class BackgroundResponses:
             await keeping.keep_cut(keeping.failed or _as(job.queued, "failed", not_stored))
         with suppress(
             ValkeyDownError, RejectedError
-        ):  # otherwise another gateway claims the response, which is stored already
+        ):  # another gateway then claims the response, although it is stored
             await self._store.background.end(*keeping.place, bytes(job.events))
 
     async def sweep(self) -> None:

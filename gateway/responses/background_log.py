@@ -58,7 +58,7 @@ class BackgroundLog:
     """
 
     def __init__(self, hot: HotStore, seals: TurnSeals, *, idle_s: float) -> None:
-        """Prepare. Events expire `idle_s` seconds after the last event."""
+        """Events expire `idle_s` seconds after the last event."""
         self._hot, self._seals = hot, seals
         self._idle_ms = round(idle_s * 1000)
 
@@ -86,7 +86,7 @@ class BackgroundLog:
     async def end(self, tenant_id: str, response_id: str, events: bytes) -> None:
         """Add the last events of a stored response.
 
-        Without events, `tenant_id` may be empty.
+        `tenant_id` may be empty if there are no last events.
         """
         key = key_of(response_id)
         keys = (key + _EVENTS, key + _TURN, key + _CANCEL, _MAKING)
@@ -94,7 +94,7 @@ class BackgroundLog:
         await self._hot.run(_END, keys, (sealed, self._idle_ms, response_id.encode()))
 
     async def cancel(self, response_id: str) -> None:
-        """Request the gateway of the response to cancel it."""
+        """Request that the gateway of the response cancels it."""
         await self._hot.run(_SET, (key_of(response_id) + _CANCEL,), (_CANCEL_MS,))
 
     async def events(self, tenant_id: str, response_id: str, position: int) -> list[bytes]:

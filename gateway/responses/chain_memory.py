@@ -1,8 +1,8 @@
 """Cache of the response chains that this worker has read, with their items parsed to chat turns.
 
-A chain that is continued contains the whole chain before it. So only the newest turn is read and
-parsed, while earlier turns are only checked for existence. A chain's cache key is its tenant and
-its newest response.
+A response continues a chain, and together they are a new chain. If the old chain is cached, only
+the new turn is read and parsed, while earlier turns are only checked for existence. A chain's cache
+key is its tenant and its newest response.
 """
 
 from collections import OrderedDict
@@ -90,7 +90,7 @@ class ChainMemory:
     """
 
     def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
-        """Start empty."""
+        """`bytes_max` bounds the memory of all cached chains together."""
         self._bytes_max = bytes_max
         # By tenant and newest response, with the time of the last use. The oldest use is first.
         self._chains: OrderedDict[tuple[str, str], tuple[KnownChain, float]] = OrderedDict()

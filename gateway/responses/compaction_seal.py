@@ -28,10 +28,7 @@ class CompactionSeals:
     """Encrypts and decrypts the compaction items of all tenants."""
 
     def __init__(self, secret: SharedSecret, seals: ContentSeals) -> None:
-        """Prepare.
-
-        For a tenant without a key of its own, a key is derived from the installation's secret.
-        """
+        """The key of a tenant without its own key is derived from the installation's secret."""
         self._secret, self._seals = secret, seals
 
     def sealed(

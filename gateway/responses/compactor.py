@@ -1,8 +1,8 @@
 """Shortens conversations by summaries of their earlier turns.
 
 A model writes the summary, and an encrypted item with the summary replaces the turns. The summary
-is a separate request of the same caller, with limits, usage and a trace of its own. Its prompt
-begins with the unchanged conversation, so most of the prompt is in the engines' prefix caches.
+is a separate request of the same caller, with its own limits, usage and trace. Its prompt begins
+with the unchanged conversation, so most of the prompt is in the engines' prefix caches.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Compactor:
     def __init__(
         self, completer: Completer, assets: AssetCache, limiter: Limiter, seals: CompactionSeals
     ) -> None:
-        """Compose."""
+        """`seals` encrypts the compaction items."""
         self._completer, self._assets, self._limiter = completer, assets, limiter
         self._seals = seals
 
@@ -82,8 +82,8 @@ class Compactor:
     ) -> bool:
         """Return whether a prompt exceeds the token threshold of a compaction policy.
 
-        The caller's limits count one request while the prompt is tokenized, since tokenizing is
-        work in itself. Raises LimitExceededError if a limit has no room for one more request.
+        Tokenizing the prompt is work, so the caller's limits count one request until it has ended.
+        Raises LimitExceededError if a limit has no room for one more request.
         """
         resolved = await self._completer.resolved(principal, task, identity_of(request))
         threshold = policy.compact_threshold or resolved.context_tokens_max * 3 // 4
@@ -238,7 +238,7 @@ class Compaction:
         contexts: CountedContexts,
         store: ResponseStore,
     ) -> None:
-        """Compose."""
+        """`contexts` reads the conversation, and `compactor` summarizes it."""
         self._directory, self._compactor = directory, compactor
         self._contexts, self._store = contexts, store
 

@@ -89,7 +89,7 @@ class ContextReader:
     def __init__(
         self, store: ResponseStore, conversations: ConversationStore, seals: CompactionSeals
     ) -> None:
-        """Compose."""
+        """`seals` decrypts the compaction items of a context."""
         self._store, self._conversations, self._seals = store, conversations, seals
         self._memory = ChainMemory()
 
@@ -192,7 +192,7 @@ class ContextReader:
     async def _local_chain(
         self, tenant_id: str, newest: wire.StoredResponse, local: LocalTurns
     ) -> list[wire.StoredResponse]:
-        """Return a socket's response after all responses that it continues, oldest first."""
+        """Return a response of a socket and all responses that it continues, oldest first."""
         turns, stored = [newest], list[wire.StoredResponse]()
         for ancestor in reversed(newest.ancestors):
             turn = local.find(ancestor, _PREVIOUS)

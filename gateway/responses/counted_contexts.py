@@ -24,10 +24,10 @@ class ContinuingAnswer(ContinuingRequest, Protocol):
 
 
 class CountedContexts:
-    """Counts a request before stored turns are read, since reading them is work in itself."""
+    """Counts a request in its limits before stored turns are read, because reading them is work."""
 
     def __init__(self, contexts: ContextReader, directory: Directory, limiter: Limiter) -> None:
-        """Compose."""
+        """`limiter` counts each request before `contexts` reads its turns."""
         self._contexts, self._directory, self._limiter = contexts, directory, limiter
 
     async def read(

@@ -34,7 +34,7 @@ class ResponseFrame:
         model: str,
         created_unix_s: int,
     ) -> None:
-        """Prepare.
+        """The arguments are encoded once, for all events of the response.
 
         Args:
             response_id: Id of the response.

@@ -34,7 +34,7 @@ _CHANNEL_OPTIONS = (
 
 
 class DurableDownError(Exception):
-    """PostgreSQL, or the control plane before it, cannot be reached."""
+    """PostgreSQL cannot be reached, or the control plane that connects to it."""
 
 
 class Durable:
@@ -45,7 +45,7 @@ class Durable:
     """
 
     def __init__(self, address: str, settled: Callable[[Sequence[str]], Awaitable[None]]) -> None:
-        """Prepare.
+        """Responses wait in memory until `run` has written them.
 
         Args:
             address: `host:port` of the control plane.

@@ -53,7 +53,7 @@ class Responses:
         contexts: CountedContexts,
         compactor: Compactor,
     ) -> None:
-        """Compose.
+        """All arguments are parts of the same worker.
 
         Args:
             directory: Keys and tenants.

@@ -175,7 +175,7 @@ class ResponseEvents:
         will_be_stored: bool = False,
         compaction: CompactionItem | None = None,
     ) -> None:
-        """Begin. The first output item is `compaction`, unless it is None."""
+        """`compaction` becomes the first output item, unless it is None."""
         self._frame, self._will_be_stored = frame, will_be_stored
         self._number = _FIRST_EVENTS + (0 if compaction is None else _COMPACTION_EVENTS)
         self._compaction = compaction
@@ -202,7 +202,7 @@ class ResponseEvents:
         return events + self._opened(_OpenMessage(self._frame.item_id("msg", index), index))
 
     def numbered(self, fragment: bytes) -> bytes:
-        """Add text to the open message, and return its delta's bytes between head and tail.
+        """Add text to the open message, and return the part of its event between `head` and `tail`.
 
         The text is already escaped for a JSON string.
         """

@@ -30,13 +30,13 @@ class Following:
     """Streams the events of stored responses, for one worker."""
 
     def __init__(self, store: ResponseStore) -> None:
-        """Prepare."""
+        """`store` has the responses and their events."""
         self._store = store
 
     async def answer(
         self, request: web.Request, tenant_id: str, response_id: str, behind: int | None
     ) -> web.StreamResponse:
-        """Stream the events of a response whose sequence numbers are above `behind`.
+        """Stream the events of a response that have sequence numbers above `behind`.
 
         Raises:
             BadRequestError: The response has no stored events, or they have expired.

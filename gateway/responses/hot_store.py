@@ -57,7 +57,7 @@ class Found(NamedTuple):
     """The state of a response in Valkey. All fields are empty if Valkey lacks the response.
 
     Attributes:
-        stored: The response.
+        stored: The response, if its content was requested.
         under_way: JSON of a response under way.
         is_deleted: Whether the response was deleted.
         is_there: Whether the response exists, if only its existence was requested.
@@ -70,7 +70,7 @@ class Found(NamedTuple):
 
     @property
     def is_stored(self) -> bool:
-        """Whether the response exists."""
+        """Whether the response exists, with or without its content in `stored`."""
         return self.is_there or self.stored is not None
 
 
@@ -81,7 +81,7 @@ class HotStore:
     """Writes responses to Valkey and reads them back, for one worker."""
 
     def __init__(self, commands: ValkeyCommands, *, idle_s: float) -> None:
-        """Prepare. A response expires `idle_s` seconds after its last read."""
+        """A response expires `idle_s` seconds after its last read."""
         self._commands = commands
         self._idle_ms = round(idle_s * 1000)
 
@@ -145,9 +145,9 @@ class HotStore:
         self._commands.send_only((b"PEXPIRE", key_of(response_id), UNDER_WAY_MS))
 
     async def left_behind(self, before_unix_ms: int, most: int) -> list[wire.StoredResponse]:
-        """Return at most `most` responses that PostgreSQL lacks and that began before a time.
+        """Return responses that PostgreSQL lacks and that began before `before_unix_ms`.
 
-        The oldest response is the first.
+        The oldest response is the first. At most `most` responses are returned.
         """
         words = (b"ZRANGEBYSCORE", _WAITING, b"-inf", before_unix_ms, b"LIMIT", 0, most)
         ids = [it.decode() for it in cast("list[bytes]", await self._commands.call(words))]

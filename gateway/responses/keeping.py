@@ -22,9 +22,10 @@ class Keeping:
     """The storage of one response under way.
 
     Attributes:
-        is_kept: Whether the response was stored, so that other requests can read it.
+        is_kept: Whether `keep` has stored the response. It is false while the response runs.
         keeps_failures: Whether a failed response is stored, too.
-        is_storing: Whether the response will be readable by other requests.
+        is_storing: Whether `keep` stores responses for all requests. It is false for
+            `LocalKeeping`, whose responses only the request's own socket can continue.
     """
 
     __slots__ = ("_is_marked", "_publish", "_store", "_turn", "is_kept")
@@ -42,7 +43,7 @@ class Keeping:
         ancestors: Sequence[str],
         publish: Publish | None = None,
     ) -> None:
-        """Prepare.
+        """Nothing is stored before `keep`.
 
         Args:
             store: Store of the response.
@@ -63,16 +64,16 @@ class Keeping:
         self._is_marked = self.is_kept = False
 
     def begin(self, events: ResponseEvents) -> None:
-        """Note that the client has the response's id from now on."""
+        """Mark the response in the store as under way. From now on the client has its id."""
         self._is_marked = True
         self._store.mark(self._turn.tenant_id, self._turn.id, events.under_way())
 
     def note_prompt(self, record: bytes) -> None:
-        """Note the turn's part of the prompt to store. A later call replaces the earlier part."""
+        """Set the part of the stored prompt that this turn adds. A later call replaces the part."""
         self._turn.prompt = record
 
     def note_failure(self, response: bytes) -> None:
-        """Note the JSON of a failed response, which only subclasses store."""
+        """Accept the JSON of a failed response, which only subclasses store."""
 
     async def keep(self, response: bytes) -> bool:
         """Store the response's JSON, as the client reads it, and return whether it was stored."""
@@ -95,7 +96,7 @@ class ResponseEnd:
     __slots__ = ("_events", "_keeping")
 
     def __init__(self, events: ResponseEvents, keeping: Keeping | None) -> None:
-        """Prepare. Nothing is stored if `keeping` is None."""
+        """Nothing is stored if `keeping` is None."""
         self._events, self._keeping = events, keeping
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
@@ -108,7 +109,7 @@ class ResponseEnd:
         return events.last(events.response(usage, ended_unix_s))
 
     def failure(self, error: PlatformError) -> bytes:
-        """Return the event that ends a failed stream, and note the failed response."""
+        """Return the event that ends a failed stream, and pass the failed response to `keeping`."""
         events, keeping = self._events, self._keeping
         response = events.failed(error, is_stored=keeping is not None and keeping.keeps_failures)
         if keeping is not None:

@@ -23,7 +23,7 @@ class LocalTurns:
     """The responses that one socket may continue."""
 
     def __init__(self, budget: BodyBudget) -> None:
-        """Start empty. The `budget` bounds the bytes of all sockets of the worker."""
+        """The `budget` bounds the bytes of all sockets of the worker."""
         self._budget = budget
         self._turns: dict[str, wire.StoredResponse] = {}  # oldest first
         self._under_way: set[str] = set()
@@ -92,13 +92,13 @@ class LocalKeeping(Keeping):
         ancestors: Sequence[str],
         turns: LocalTurns,
     ) -> None:
-        """Prepare as the base class. The `turns` are the responses of the request's socket."""
+        """The `turns` are the responses of the request's socket."""
         super().__init__(store, response_id, tenant_id, items=items, ancestors=ancestors)
         self._turns = turns
         self._continued = ancestors[-1] if ancestors else ""
 
     def begin(self, events: ResponseEvents) -> None:
-        """Note the id only for the response's own socket."""
+        """Record the id for the response's own socket only."""
         del events
         self._turns.begin(self._turn.id)
 

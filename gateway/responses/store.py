@@ -51,7 +51,7 @@ class ResponseStore:
         secret: SharedSecret,
         seals: ContentSeals,
     ) -> None:
-        """Compose the store without opening a connection.
+        """The connections are opened by `run`.
 
         Args:
             valkey_url: URL of Valkey, in the form of `ValkeyClient`.

@@ -33,7 +33,7 @@ class StoredResponses:
     """Endpoints that read and delete stored responses by their ids."""
 
     def __init__(self, *, directory: Directory, store: ResponseStore) -> None:
-        """Compose.
+        """Both arguments are parts of the same worker.
 
         Args:
             directory: Keys and tenants.
@@ -77,7 +77,7 @@ class StoredResponses:
     async def _cancelled(self, tenant_id: str, response_id: str) -> Found:
         """Cancel a response and return its final state.
 
-        Raises RejectedError if the response ends too late.
+        Raises RejectedError if the response does not end within `_CANCEL_S` seconds.
         """
         try:
             await self._store.background.cancel(response_id)
@@ -125,7 +125,7 @@ class StoredResponses:
 
 
 def _response_id(request: web.Request, response_id: str) -> str:
-    """Return the response id of a path, or raise NOT_FOUND for another form of path."""
+    """Return the response id of a path, or raise NOT_FOUND if the path has none."""
     if "/" in response_id or not response_id:
         raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
     return response_id
@@ -141,7 +141,7 @@ def _require_background(response_id: str, response: bytes) -> None:
 
 
 def _stream_query(request: web.Request) -> tuple[bool, int | None]:
-    """Return whether a stream is requested, and the number of the client's last event."""
+    """Return whether a stream is requested, and the number of the event that it continues after."""
     query = request.query
     if unknown := query.keys() - _SHOWN:
         raise bad_value(min(unknown), "this parameter is unknown; leave it out")

@@ -36,14 +36,14 @@ class NumberedGeneration(StreamedGeneration):
     def __init__(
         self, spec: GenerationSpec, chunks: ChunkWriter, itl: FastHistogram, pace: AttemptPace
     ) -> None:
-        """Prepare. The `chunks` are the events of a response."""
+        """The `chunks` are the events of a response."""
         assert isinstance(chunks, ResponseEvents), "only these are numbered"
         super().__init__(spec, chunks, itl, pace)
         self._events = chunks
         self._take_delta: _TakeDelta | None = None
 
     def go_live(self, transport: asyncio.WriteTransport, *, is_chunked: bool) -> None:
-        """Write to the transport from now on, by its own encoder of deltas if it has one."""
+        """Write to the transport from now on. A `DeltaSink` encodes the deltas itself."""
         super().go_live(transport, is_chunked=is_chunked)
         if isinstance(transport, DeltaSink) and self._interval is None:
             self._take_delta = transport.take_delta

@@ -103,7 +103,7 @@ class ToolEvents(ResponseEvents):
         will_be_stored: bool = False,
         compaction: CompactionItem | None = None,
     ) -> None:
-        """Begin. The `servers` are the MCP servers whose tools were listed."""
+        """The `servers` are the MCP servers whose tools were listed."""
         super().__init__(frame, will_be_stored=will_be_stored, compaction=compaction)
         self._tools = tools
         self._waiting: dict[str, _WaitingCall] = {}

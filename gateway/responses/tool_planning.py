@@ -28,7 +28,7 @@ class ToolPlanning:
     """Plans the server tools of responses, for one worker."""
 
     def __init__(self, directory: Directory, catalog: ToolCatalog) -> None:
-        """Compose."""
+        """`catalog` selects the tools that a request names."""
         self._directory, self._catalog = directory, catalog
 
     async def rounds(
@@ -58,7 +58,7 @@ class ToolPlanning:
 
 
 def tool_task(task: ResponseTask, wanted: ResponseRequest, rounds: ToolRounds) -> ToolResponseTask:
-    """Return a task with server tools, or raise BadRequestError if they cannot be combined."""
+    """Return the task with server tools, or raise BadRequestError if they exclude each other."""
     fields: dict[str, Any] = {name: getattr(task, name) for name in type(task).model_fields}
     shown = [it.shown() for it in rounds.plan.tools.values()]
     fields["tools"] = [*(task.tools or ()), *shown] or None

@@ -1,4 +1,4 @@
-"""A response with server tools, whose several rounds write one lifecycle of events."""
+"""A response with server tools, whose several rounds write one sequence of events."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ class ToolRounds:
         *,
         approved: Sequence[ApprovedCall] = (),
     ) -> None:
-        """Prepare.
+        """The first round has not begun.
 
         Args:
             plan: Server tools of the response.

@@ -13,7 +13,7 @@ class TurnSeals:
     """Encrypts and decrypts responses for one worker, with the errors of `ContentSeals`."""
 
     def __init__(self, seals: ContentSeals) -> None:
-        """Prepare."""
+        """`seals` encrypts and decrypts with the keys of the tenants."""
         self._seals = seals
 
     def sealed(self, turn: wire.StoredResponse) -> wire.StoredResponse:

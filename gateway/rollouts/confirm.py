@@ -1,8 +1,9 @@
 """Reports this worker's progress in rollouts to the control plane.
 
-The report names the version of splits that this worker follows, and the arrival of its oldest open
-request. A rollout waits until all gateways have reported its version, after which no new request
-follows an older split. Answers by the older split have ended once every open request is younger.
+The report has the version of the traffic splits that this worker follows, and the arrival time of
+its oldest open request. A rollout waits until all gateways have reported the version of its split.
+Then no new request follows an older split. The requests of the older split have ended once every
+open request arrived after that.
 """
 
 import asyncio
@@ -37,9 +38,9 @@ _CHANNEL_OPTIONS = (
 
 
 class ConfirmationSender:
-    """Confirmations of one worker to the control plane.
+    """Sends the confirmations of one worker to the control plane.
 
-    `run` belongs into a TaskGroup. `follow` must be called after each change of the state.
+    `run` has to run in a TaskGroup. `follow` must be called after each change of the state.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ConfirmationSender:
         open_requests: OpenRequests,
         missing: Callable[[], Collection[str]],
     ) -> None:
-        """Prepare.
+        """The connection is opened by `run`.
 
         Args:
             address: `host:port` of the control plane.
@@ -109,7 +110,7 @@ class ConfirmationSender:
                     attempt += 1
 
     async def _pause(self, seconds: float | None) -> None:
-        """Wait for a change, for at most `seconds` or, if None, without a bound."""
+        """Wait for a change, for at most `seconds`. None means without a bound."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()

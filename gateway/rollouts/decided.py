@@ -14,7 +14,7 @@ class Decided:
     """Counts and logs one worker's decisions on releases."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
-        """Prepare."""
+        """`metrics` counts each kind of decision separately."""
         self._count = {kind: metrics.decided.labels(kind).inc for kind in KINDS}
         self._logged: set[tuple[str, str, str]] = set()
 

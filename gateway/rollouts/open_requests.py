@@ -5,7 +5,6 @@ class OpenRequests:
     """The open requests of one worker, by the gateway's id of each request."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._received_at: dict[str, int] = {}
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from gateway.text.pipe import TextPipe
 
 OPENING_CHARACTERS = 160
 _TOKENS_AT_ONCE = 32
-# Tokens of an answer that are decoded at most, which uses less than 1 ms of the event loop.
+# Maximum number of decoded tokens of an answer, which use less than 1 ms of the event loop.
 OPENING_TOKENS_MAX = 1024
 
 _APOSTROPHES = str.maketrans(dict.fromkeys("’‘ʼ＇`´", "'"))  # noqa: RUF001 - models use them

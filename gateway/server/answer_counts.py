@@ -17,11 +17,11 @@ class AnswerCounts:
     """The counters of one worker for requests over HTTP and over WebSockets."""
 
     def __init__(self, metrics: GatewayMetrics, *, log_every: int) -> None:
-        """Prepare.
+        """Failed requests are all logged.
 
         Args:
             metrics: Metrics of this worker.
-            log_every: Number of successful requests per logged one. Errors are always logged.
+            log_every: Number of successful requests of which one is logged.
         """
         self._metrics, self._log_every = metrics, log_every
         self._until_log = 1

@@ -15,9 +15,8 @@ from gateway.bodies.parsing import BODY_BYTES_MAX
 from gateway.server.errors import HttpError
 from sluice.errors import BadRequestError, ErrorCode, RejectedError
 
-# Maximum duration of a body in seconds, plus one second per `BYTES_PER_S_MIN` received bytes. A
-# client that uploads 4 MiB over a slow line has 138 s. A client that sends only a few bytes has
-# ten.
+# Maximum duration in seconds of a body without bytes. Each `BYTES_PER_S_MIN` received bytes add one
+# second. So a client may upload 4 MiB in 138 s, and only a few bytes in ten.
 GRACE_S = 10.0
 BYTES_PER_S_MIN = 32 << 10
 
@@ -36,7 +35,7 @@ class BodyBudget:
     """The bytes of unfinished bodies, which are bounded for each worker."""
 
     def __init__(self, bytes_max: int) -> None:
-        """Prepare."""
+        """`bytes_max` bounds the unfinished bodies of the worker together."""
         self._bytes_max = bytes_max
         self.held_bytes = 0
 

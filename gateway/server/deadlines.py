@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 _Waiting = TypeVar("_Waiting", bound=Hashable)
 
-# Deadlines that expire in one turn of the event loop, which is about a millisecond of work.
+# Maximum number of deadlines that expire in one turn of the event loop, about 1 ms of work.
 _BATCH = 64
 
 
@@ -24,10 +24,7 @@ class Deadlines(Generic[_Waiting]):
         loop: asyncio.AbstractEventLoop,
         expire: Callable[[_Waiting], None],
     ) -> None:
-        """Prepare.
-
-        The timer runs while a key waits, and `expire` is called with each expired key.
-        """
+        """The timer runs while a key waits, and `expire` is called with each expired key."""
         self._timeout_s = timeout_s
         self._loop = loop
         self._expire = expire

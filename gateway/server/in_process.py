@@ -23,7 +23,7 @@ class BodySink(asyncio.WriteTransport):
     """A transport that passes on the body of a response, without the head."""
 
     def __init__(self, take: Callable[[bytes], None]) -> None:
-        """Prepare. `take` receives the body as it is written, and never blocks."""
+        """`take` receives the body as it is written, and never blocks."""
         super().__init__()
         self._take = take
         self._is_closed = self._is_behind_head = False
@@ -131,7 +131,7 @@ def in_process_request(
         chunked=False,
         url=URL(path),
     )
-    payload = StreamReader(connection, len(body) + 1, loop=loop)  # it never waits for room
+    payload = StreamReader(connection, len(body) + 1, loop=loop)  # it has room for the whole body
     payload.feed_data(body)
     payload.feed_eof()
     request = web.Request(

@@ -30,14 +30,16 @@ class HeadTransport(asyncio.WriteTransport):
 
 
 class LiveResponse(web.StreamResponse):
-    """Status 200 and a body of unknown length, which under HTTP/1.0 ends with the connection.
+    """A response with status 200 and a body of unknown length.
+
+    Under HTTP/1.0 the end of the connection marks the end of the body.
 
     Attributes:
         is_chunked: Whether the body is sent in the chunks of HTTP/1.1.
     """
 
     def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
-        """Prepare. The first bytes are sent by `begin`."""
+        """The first bytes are sent by `begin`."""
         super().__init__()
         self._request = request
         self._fields = headers

@@ -38,7 +38,7 @@ class LoopLag:
     """
 
     def __init__(self, observe: Callable[[float], None]) -> None:
-        """Prepare. `observe` is called with every measurement, in seconds."""
+        """`observe` is called with every measurement, in seconds."""
         self.lag_s = 0.0
         self.is_lagging = False
         self._late_in_a_row = 0

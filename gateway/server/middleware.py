@@ -24,7 +24,7 @@ _UNKNOWN = GatewayRoute("other", is_open_when_full=False)
 
 
 def note_outcome(request: web.Request, outcome: str) -> None:
-    """Set the outcome of a request for log and metrics, which is by default its HTTP status."""
+    """Set the outcome of a request for log and metrics. The default is `ok` or `error`."""
     request[_OUTCOME] = outcome
 
 
@@ -85,7 +85,7 @@ class Envelope:
         trace_share: float = 1.0,
         cors: Cors | None = None,
     ) -> None:
-        """Prepare.
+        """All requests of a server pass through this object.
 
         Args:
             routes: Handlers by path and method.

@@ -29,7 +29,7 @@ class Operations:
     """Answers probes and scrapes."""
 
     def __init__(self, probes: Probes) -> None:
-        """Compose."""
+        """`probes` answers all requests."""
         self._routes = Routes()
         self._routes.add("GET", "/healthz", probes.health)
         self._routes.add("GET", "/readyz", probes.ready)
@@ -57,7 +57,7 @@ class Operations:
 
 @asynccontextmanager
 async def serving_operations(address: str | None, probes: Probes) -> AsyncGenerator[None]:
-    """Serve metrics and probes on `host:port` until the block ends, or nothing with None."""
+    """Serve metrics and probes on `host:port` until the block ends. With None, serve nothing."""
     if address is None:
         yield
         return
@@ -85,10 +85,7 @@ class WorkersCollector(Collector):
     def __init__(
         self, live: Callable[[], Sequence[GatewayWorker]], ends: Mapping[str, int]
     ) -> None:
-        """Prepare.
-
-        `live` returns the running workers, and `ends` counts ended workers by reason.
-        """
+        """`live` returns the running workers, and `ends` counts ended workers by reason."""
         self._live = live
         self._ends = ends
 

@@ -17,14 +17,14 @@ class OtherVersion(Protocol):
         ...
 
     def take(self, connection: Any, data: bytes) -> bool:
-        """Take over a connection (`HttpProtocol`) if its first bytes fit.
+        """Take over a connection (`HttpProtocol`) if its first bytes belong to this version.
 
         Returns whether the connection was taken over.
         """
         ...
 
     def say_goodbye(self) -> None:
-        """Request all clients to open a connection to another server."""
+        """Request that all clients connect to another server."""
         ...
 
     async def close(self, timeout_s: float) -> None:

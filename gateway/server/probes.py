@@ -19,7 +19,7 @@ class Probes:
     def __init__(
         self, *, read_metrics: Callable[[], Awaitable[bytes]], not_ready_because: Callable[[], str]
     ) -> None:
-        """Compose.
+        """Both functions are called for each request that needs them.
 
         Args:
             read_metrics: Returns a page in Prometheus' text format.

@@ -67,7 +67,7 @@ class HttpServer(web.Server):
         limits: ServerLimits,
         note_malformed: Callable[[PlatformError, str], None],
     ) -> None:
-        """Prepare.
+        """All connections share these arguments.
 
         Args:
             handler: Answers requests, and raises only cancellation and connection errors.
@@ -124,7 +124,7 @@ class HttpServer(web.Server):
         return self.open_connections - self._limits.connections_max
 
     def hands_over(self, connection: "HttpProtocol", data: bytes) -> bool:
-        """Return whether another version's server serves a connection, by its first bytes."""
+        """Return whether the server of another HTTP version has taken over a new connection."""
         other = self.other_version
         return other is not None and connection in self.heads and other.take(connection, data)
 
@@ -151,7 +151,7 @@ class HttpServer(web.Server):
 
 
 class HttpProtocol(RequestHandler):
-    """A connection."""
+    """One connection of a client over HTTP/1.1."""
 
     __slots__ = (
         *("_answering", "_head_bytes", "_rest", "_server", "_stalled", "is_surplus"),
@@ -159,7 +159,7 @@ class HttpProtocol(RequestHandler):
     )
 
     def __init__(self, server: HttpServer, **options: object) -> None:
-        """Prepare, with the options of aiohttp's protocol."""
+        """The `options` are those of aiohttp's protocol."""
         super().__init__(server, **options)  # pyright: ignore[reportArgumentType] - passed on
         self._server = server
         self._parser = None  # created after the first bytes, which may be HTTP/2
@@ -199,8 +199,8 @@ class HttpProtocol(RequestHandler):
         """Resume reading if it was paused.
 
         aiohttp calls this method for each body that is read whole. Its own method would call parser
-        and transport without need, twice per request at 5 us each. The parser may have a part of an
-        open body although reading is not paused. The parser stops after very many chunks, and
+        and transport without need, twice per request at 5 us each. After very many chunks the
+        parser stops, although reading is not paused. It then has a part of an open body, and
         continues when the next chunk is read.
         """
         if self._reading_paused or (resume_parser and self._has_open_body):
@@ -294,9 +294,8 @@ class HttpProtocol(RequestHandler):
     def drop_parser(self) -> None:
         """Drop the parser if it has no bytes of a message.
 
-        The next request creates another in 1 us.
-
         The parser references the last message's fields, which would cost each open stream 2.5 kB.
+        The next request creates another parser in 1 us.
         """
         if not self._rest and not self._messages:
             self._parser = None
@@ -344,7 +343,7 @@ class HttpProtocol(RequestHandler):
     sockname = None  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
 
     async def start(self) -> None:
-        """Answer requests sequentially, as the task that aiohttp runs for each connection.
+        """Answer requests sequentially, in the task that aiohttp runs for each connection.
 
         aiohttp's own method creates another task per request. That task references the request's
         head and body until the answer has ended.
@@ -427,7 +426,7 @@ class HttpProtocol(RequestHandler):
             self.close()
 
     def _note_parser_error(self) -> None:
-        """Report the error to the request whose body is being read.
+        """Report the parser's error to the request whose body is being read.
 
         aiohttp would queue the error behind that request. The request would then wait for the rest
         of its body until the timeout.

@@ -23,7 +23,7 @@ class RelayedResponse:
     def __init__(
         self, request: web.Request, headers: Mapping[str, str], *, is_stream: bool
     ) -> None:
-        """Prepare.
+        """The first writing request begins the response.
 
         Args:
             request: Request of the client.
@@ -95,7 +95,7 @@ class RelayedSink(asyncio.WriteTransport):
     """The transport of one writing request, which uses HTTP/1.0 to avoid chunk frames."""
 
     def __init__(self, relayed: RelayedResponse) -> None:
-        """Write into a client's response."""
+        """The bytes are written to the client's response `relayed`."""
         super().__init__()
         self._relayed, self._has_begun = relayed, False
 

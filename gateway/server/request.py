@@ -7,7 +7,8 @@ from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import ERROR
 
-# Empty messages that replace a request's message. The HTTP version is stored in the request itself.
+# Empty messages that replace a request's message, by `should_close`. The request itself stores the
+# HTTP version.
 _FORGOTTEN: dict[bool, RawRequestMessage] = {
     True: ERROR,
     False: ERROR._replace(should_close=False),

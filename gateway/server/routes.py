@@ -59,7 +59,6 @@ class Routes:
     """All paths of a server."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._exact: dict[str, GatewayRoute] = {}
         self._prefixes: list[tuple[str, GatewayRoute]] = []
 

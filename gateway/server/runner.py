@@ -30,7 +30,7 @@ class HttpRunner:
         limits: ServerLimits,
         note_malformed: Callable[[PlatformError, str], None],
     ) -> None:
-        """Prepare, with the arguments of `HttpServer`."""
+        """The arguments are those of `HttpServer`."""
         self.server = HttpServer(handler, limits, note_malformed)
         self._runner = web.ServerRunner(self.server, shutdown_timeout=_AFTER_DRAIN_S)
         self._listener: asyncio.AbstractServer | None = None

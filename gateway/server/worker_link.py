@@ -29,7 +29,7 @@ class WorkerEnd:
     """
 
     def __init__(self, sock: socket.socket, stop: asyncio.Event) -> None:
-        """Prepare. `stop` is set when the parent commands a stop or has ended."""
+        """`stop` is set when the parent commands a stop or has ended."""
         self._sock = sock
         self._stop = stop
         self._read_metrics: Callable[[], bytes] = bytes
@@ -118,7 +118,7 @@ class ParentEnd:
                     answer.set_result(said["metrics"].encode())
         else:
             self.is_serving = said["is_serving"]
-            # A worker of another release lacks the key after SIGHUP.
+            # After an upgrade by SIGHUP, a worker of the older release sends no such key.
             self.is_stopping = said.get("is_stopping", False)
             self.not_ready_because = said["not_ready_because"]
         return True

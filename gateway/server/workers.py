@@ -49,7 +49,7 @@ class GatewayWorker:
         link: tuple[socket.socket, socket.socket],
         note_left: Callable[["GatewayWorker"], object],
     ) -> None:
-        """Prepare.
+        """The process is started by `run`.
 
         Args:
             spec: Spec of the process, which inherits the second socket of `link`.
@@ -170,7 +170,7 @@ class Slot:
         sock: socket.socket,
         begin: Callable[["GatewayWorker"], object],
     ) -> None:
-        """Prepare.
+        """The first worker is started by `run`.
 
         Args:
             settings: Settings of the parent.

@@ -80,7 +80,7 @@ class TokenTable:
 
     def _decoded(self, token: int, *, is_first: bool) -> bytes:
         text = self.tokenizer.decode([token], skip_special_tokens=False)
-        if not is_first:  # the token's text after another token, for which any token would do
+        if not is_first:  # the token's text after another token, which here is the same token
             both = self.tokenizer.decode([token, token], skip_special_tokens=False)
             text = both[len(text) :]
         name = self.tokenizer.id_to_token(token) or ""

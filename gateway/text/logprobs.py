@@ -45,7 +45,7 @@ class LogprobLine:
     __slots__ = ("_has_begun", "_held", "_hidden", "_known", "_length")
 
     def __init__(self, hidden: frozenset[int]) -> None:
-        """Prepare. Tokens in `hidden` (end of sequence, special tokens) are no part of the text."""
+        """Tokens in `hidden` (end of sequence, special tokens) are no part of the text."""
         self._hidden = hidden
         self._has_begun = False
         self._held: deque[_HeldEntry] = deque()
@@ -106,7 +106,7 @@ class PromptLogprobLine:
     __slots__ = ("_prompt", "entries")
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        """Prepare. The `prompt` has at least one token."""
+        """The `prompt` has at least one token."""
         self._prompt = prompt
         self.entries = [TokenLogprob(prompt[0], nan, (), is_first=True)]
 
@@ -150,12 +150,11 @@ def chat_logprobs(table: TokenTable, entries: Sequence[TokenLogprob]) -> dict[st
 
 
 class TextOffsets:
-    """Counts the characters of a text that arrives token by token, perhaps cut within one."""
+    """Counts the characters of a text that arrives in tokens, which may end within a character."""
 
     __slots__ = ("_decoder", "_length")
 
     def __init__(self) -> None:
-        """Begin a text."""
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._length = 0
 

@@ -37,7 +37,7 @@ class PackedPrompt:
 
 
 def packed_ids(ids: Sequence[int]) -> bytes:
-    """Return ids in the form of `Submit`, in which parts of a packed field can be concatenated.
+    """Return ids in the wire form of `Submit`, packed in parts whose bytes are concatenated.
 
     Other threads can acquire the interpreter lock between two parts.
     """

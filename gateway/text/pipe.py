@@ -29,7 +29,7 @@ class TextPipe:
     def __init__(
         self, table: TokenTable, stops: Sequence[str] = (), parser: OutputParser | None = None
     ) -> None:
-        """Prepare. Without `parser`, marks of tool calls and reasoning are text like any other."""
+        """Without `parser`, marks of tool calls and reasoning are text like any other."""
         self.table = table
         self._stream = table.stream()
         self._matcher = StopMatcher(stops) if stops else None
@@ -38,7 +38,7 @@ class TextPipe:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no text may follow, because a stop string or the only call is complete."""
+        """Whether no text may follow, because a stop string or the only allowed call has ended."""
         if self._matcher is not None and self._matcher.is_matched:
             return True
         return self._parser is not None and self._parser.is_complete
@@ -89,7 +89,7 @@ class TextPipe:
         return delta
 
     def flush(self) -> AnswerDelta:
-        """End the answer, and return its rest, which is empty after a stop string."""
+        """End the answer, and return the withheld text. It is empty after a stop string."""
         delta, matcher, parser = NOTHING, self._matcher, self._parser
         if not self.is_stopped:
             delta = self._pushed(self._stream.flush())

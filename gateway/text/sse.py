@@ -24,8 +24,8 @@ class StreamHead:
     """The beginning that all chunks of a completion share.
 
     Attributes:
-        opening: Bytes up to the usage.
-        usage: Bytes in place of the usage in every chunk but the last.
+        opening: Bytes from the start of a chunk to the place of its usage.
+        usage: Bytes at that place in every chunk but the last.
     """
 
     __slots__ = ("opening", "usage")
@@ -41,14 +41,14 @@ class StreamHead:
         service_tier: str = "",
         with_usage: bool = False,
     ) -> None:
-        """Prepare.
+        """The arguments are the same for all chunks of a stream.
 
         Args:
             kind: OpenAI's name of the object.
             completion_id: Id of the completion.
             model: Name of the model that answers.
             created_unix_s: Time of the request's arrival.
-            fingerprint: Fingerprint of the system that answers, which is omitted if empty.
+            fingerprint: Fingerprint of the weights that answer, which is omitted if empty.
             service_tier: Service tier, sent if the caller requested one.
             with_usage: Whether every chunk but the last has `"usage":null`, as OpenAI's do.
         """
@@ -64,11 +64,14 @@ class StreamHead:
         self.usage = _NO_USAGE if with_usage else b""
 
     def usage_chunk(self, usage: dict[str, object]) -> bytes:
-        """Return the last chunk, with the usage and no choice."""
+        """Return the last chunk, which has the usage and an empty list of choices."""
         return self.opening + b'"choices":[],"usage":%b}\n\n' % orjson.dumps(usage)
 
     def prompt_chunk(self, found: list[dict[str, object]]) -> bytes:
-        """Return the first chunk, with the filters' findings in prompts and no choice."""
+        """Return the first chunk, which has the matches of the tenant's rules in the prompts.
+
+        Its list of choices is empty.
+        """
         results = orjson.dumps(found)
         return self.opening + b'%b"choices":[],"prompt_filter_results":%b}\n\n' % (
             self.usage,
@@ -77,7 +80,7 @@ class StreamHead:
 
 
 def annotated(chunk: bytes, found: dict[str, object] | None) -> bytes:
-    """Return the last chunk of a choice, with the filters' findings if there are any."""
+    """Return the last chunk of a choice, with matches of the tenant's rules if there are any."""
     if found is None or not chunk.endswith(_CHOICE_END):
         return chunk
     return b'%b,"content_filter_results":%b%b' % (
@@ -125,7 +128,7 @@ class CountedChunks:
         prompt_tokens: int,
         output_tokens: Callable[[], int],
     ) -> None:
-        """Prepare.
+        """Each chunk has the usage so far in place of the constant usage of `head`.
 
         Args:
             chunks: Writer of the choice's chunks, with `head`.
@@ -180,7 +183,7 @@ class ChatChunks:
     tail = b'"},"finish_reason":null}]}\n\n'
 
     def __init__(self, head: StreamHead, index: int = 0) -> None:
-        """Prepare."""
+        """`index` is the index of the choice."""
         self.head = b'%b%b"choices":[{"index":%d,%b' % (
             head.opening,
             head.usage,
@@ -226,7 +229,7 @@ class TextChunks:
     tail = b'","logprobs":null,"finish_reason":null}]}\n\n'
 
     def __init__(self, head: StreamHead, index: int = 0, prefix: str = "") -> None:
-        """Prepare. The `prefix` is text before the model's own text, such as an echoed prompt."""
+        """The `prefix` is text before the model's own text, such as an echoed prompt."""
         self._prefix = prefix
         self.head = b'%b%b"choices":[{"index":%d,%b' % (head.opening, head.usage, index, _TEXT)
 

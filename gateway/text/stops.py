@@ -16,7 +16,7 @@ class StopMatcher:
     __slots__ = ("_followers", "_held", "is_matched", "matched_stop")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Prepare. `stops` has at least one string, and no empty string."""
+        """`stops` has at least one string, and no empty string."""
         assert stops, "without stop strings there is nothing to match"
         assert all(stops), "an empty stop string would end everything at once"
         self._followers = [_Follower(stop) for stop in stops]

@@ -57,7 +57,7 @@ def _whole(found: str) -> Iterator[Span]:
 
 
 def is_luhn(digits: str) -> bool:
-    """Return whether the last of some decimal digits is a card's valid check digit."""
+    """Return whether the last of some decimal digits is their valid check digit (Luhn)."""
     values = [int(digit) for digit in reversed(digits)]
     doubled = (value * 2 - 9 * (value > 4) for value in values[1::2])
     return (sum(values[::2]) + sum(doubled)) % 10 == 0
@@ -154,8 +154,8 @@ _KEY = (
     r"(?:(?:api|access|secret|private|signing|encryption)[ _-]?keys?|secrets?|credentials?|token)"
     r"\d{0,3}+"
 )
-# A quoted value, also as JSON within JSON, ends at the same quote after as many backslashes. A
-# value without this end, or with a distant end, extends to the next space or quote.
+# A quoted value, also as JSON within JSON, ends at the same quote after the same number of
+# backslashes. A value without this end, or with a distant end, extends to the next space or quote.
 _QUOTED = (
     r"(?P<escape>\\{0,8}+)(?P<quote>[\"'])"
     r"(?:(?!(?<!\\)(?P=escape)(?P=quote))[\s\S]){1,512}[^\s\"']*+"
@@ -168,7 +168,7 @@ _NAMED = (
 )
 _INTERNATIONAL = r"(?:\+|00)\d(?:[ ().\u00a0\u202f/-]{0,3}+\d){6,20}"
 _AREA = r"(?:\(\d{3}\)[ .-]{0,2}|\(?\d{3}\)?[ .-]{1,2})"
-# Without any space between, digits must begin like numbers of North America, unlike Unix times.
+# Ten digits without separators must begin like a number of North America, unlike Unix times.
 _TEN_DIGITS = (
     rf"(?:(?:1[ .-]?)?{_AREA}\d{{3}}[ .-]?\d{{4}}"
     r"|1?[2-9]\d\d[2-9]\d{6})(?!\w)"

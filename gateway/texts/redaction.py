@@ -1,6 +1,6 @@
 """Removes secrets and personal data from texts before they leave the gateway. Pure.
 
-The time of a text is at most linear in its length, by the form of the `patterns`. Their matches are
+The form of the `patterns` bounds the time of a text to a linear function of its length. Matches are
 then checked (Luhn, modulo 97, ranges). A text is searched in overlapping slices, with few matches
 at a time, so that the caller can run other tasks in between. Slices do not change the matches.
 """

@@ -30,10 +30,10 @@ def is_over(payload: bytes) -> bool:
 
 
 class TextShipping:
-    """The producer of one worker's texts. `run` belongs into a TaskGroup, and `close` ends it."""
+    """The producer of one worker's texts. `run` has to run in a TaskGroup, and `close` ends it."""
 
     def __init__(self, make: Callable[[], EventProducer], spool_directory: Path) -> None:
-        """Prepare. `make` is also called if the spool has texts of an earlier run."""
+        """`make` creates the producer for the first text or for an earlier run's spool."""
         self._make = make
         self._spool_directory = spool_directory
         self._producer: EventProducer | None = None

@@ -73,7 +73,7 @@ class ToolAnswering:
         emit: Callable[[bytes], None],
         gateway_id: str,
     ) -> None:
-        """Compose.
+        """All arguments are parts of the same worker.
 
         Args:
             answering: Answers single rounds.
@@ -93,8 +93,8 @@ class ToolAnswering:
     ) -> Awaitable[web.StreamResponse]:
         """Answer one request, in several rounds if the task has rounds.
 
-        A request without rounds leaves no frame of this class. The frame would reference the body
-        for as long as the stream runs.
+        A request without rounds leaves no frame of this class, because the frame would reference
+        the body while the stream runs.
         """
         if not task.has_rounds:
             return self._answering.answer(request, principal, task)

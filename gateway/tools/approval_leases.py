@@ -23,7 +23,7 @@ _KEPT_MS = 24 * 3_600_000
 _SETTLE_MS = 5000  # milliseconds between a call's deadline and the storage of its outcome
 _UNKNOWN = "The call began before, and its result is unknown. It is not repeated."
 
-# Claims a lease that is free or belongs to this response already. Otherwise returns its value.
+# Claims a lease that is free or belongs to this response already. Otherwise returns the lease.
 _CLAIM = (
     b"local known = redis.call('GET', KEYS[1])"
     b" if known and known ~= ARGV[1] then return known end"
@@ -66,7 +66,7 @@ class ApprovalLeases:
     """The leases of approved calls, for one worker."""
 
     def __init__(self, commands: ValkeyCommands, seals: ContentSeals) -> None:
-        """Prepare. `seals` encrypts the outputs in Valkey."""
+        """`seals` encrypts the outputs in Valkey."""
         self._commands, self._seals = commands, seals
 
     async def claim(

@@ -23,7 +23,7 @@ class ToolBreakers:
     """
 
     def __init__(self) -> None:
-        """Begin with all breakers closed."""
+        """All breakers are closed at the start."""
         self._records: dict[Hashable, _Record] = {}
 
     def refused_for_s(self, tool: Hashable, now_s: float) -> float:

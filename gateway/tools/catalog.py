@@ -63,7 +63,7 @@ class ToolCatalog:
     """Plans the server tools of requests, for one worker."""
 
     def __init__(self, mcp: McpClient, sealer: Sealer) -> None:
-        """Compose. `sealer` decrypts the secret headers of registered tools."""
+        """`sealer` decrypts the secret headers of registered tools."""
         self._mcp, self._sealer = mcp, sealer
 
     async def plan(
@@ -190,7 +190,7 @@ def _registered(
 def _registered_server(
     principal: Principal, models: frozenset[str], param: str, wanted: McpServerTool
 ) -> wire.ServerTool | None:
-    """Return the registered server, or None if the request names a URL and may do so."""
+    """Return the registered server, or None if the request names a URL and is allowed to."""
     if wanted.server_url is None:
         if wanted.headers or wanted.authorization:
             text = "a registered server has its own headers: leave them out"

@@ -94,7 +94,7 @@ class AskModel:
 class StartCall:
     """The action that starts an attempt of a call after `after_s` seconds.
 
-    Its end must be reported.
+    The shell has to report the end of the attempt.
     """
 
     call_id: str
@@ -105,7 +105,7 @@ class StartCall:
 
 @dataclass(frozen=True, slots=True)
 class StopCall:
-    """The action that cancels the running attempt of a call, whose end is then not reported."""
+    """The action that cancels the running attempt of a call. The shell does not report its end."""
 
     call_id: str
 

@@ -58,7 +58,7 @@ class McpClient:
     """Calls MCP servers."""
 
     def __init__(self, outgoing: Outgoing) -> None:
-        """Prepare."""
+        """`outgoing` sends the requests to all servers."""
         self._outgoing = outgoing
         self._servers: dict[tuple[str, ...], _Server] = {}
         self._numbers = count(1)

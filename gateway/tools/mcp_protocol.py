@@ -163,7 +163,7 @@ def version_instead(
 
 
 def header_text(text: str) -> str:
-    """Return a text as a header value, base64-encoded if it has other than plain characters."""
+    """Return a text as a header value, in base64 unless all its characters are plain."""
     if _PLAIN.fullmatch(text) and not (text.startswith("=?base64?") and text.endswith("?=")):
         return text
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="

@@ -27,7 +27,7 @@ class Outgoing:
     """Sends the HTTP requests of one worker to tools."""
 
     def __init__(self, internal: Collection[str]) -> None:
-        """Prepare without opening a connection.
+        """The first request opens the first connection.
 
         Args:
             internal: `host:port` pairs that may have private addresses.

@@ -16,7 +16,7 @@ class ToolRunner:
     """Calls tools for one worker."""
 
     def __init__(self, outgoing: Outgoing, mcp: McpClient, catalog: ToolCatalog) -> None:
-        """Compose."""
+        """`catalog` returns the addresses and secret headers of tools."""
         self._outgoing, self._mcp, self._catalog = outgoing, mcp, catalog
         self._breakers = ToolBreakers()
 

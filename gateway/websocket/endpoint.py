@@ -24,7 +24,7 @@ class ResponseSockets:
     """The WebSockets of one worker."""
 
     def __init__(self, directory: Directory, responses: Responses, counts: AnswerCounts) -> None:
-        """Compose.
+        """All arguments are parts of the same worker.
 
         Args:
             directory: Keys and tenants.

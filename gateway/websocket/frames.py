@@ -1,7 +1,7 @@
 """Converts the events of a response's stream to WebSocket frames. Pure.
 
-An event consists of two lines, its name and JSON that repeats the name, and of an empty line. A
-frame has only the JSON. Comments and the end mark of the stream are dropped.
+An event consists of a line with its name, a line with JSON that repeats the name, and an empty
+line. A frame has only the JSON. Comments and the end mark of the stream are dropped.
 """
 
 from struct import Struct
@@ -57,7 +57,7 @@ def payload_opening(head: bytes, opening: bytes) -> bytes:
 
 
 def opening_of(stream_id: str | None) -> bytes:
-    """Return the start of all JSON of one stream, whose `stream_id` is None if it has no name."""
+    """Return the start of the JSON of a stream's frames. An unnamed stream has the id None."""
     if stream_id is None:
         return b"{"
     return b'{"stream_id":%b,' % orjson.dumps(stream_id)

@@ -17,7 +17,7 @@ class Lanes(Generic[_Wanted]):
     """The running and queued requests of one socket."""
 
     def __init__(self, budget: BodyBudget) -> None:
-        """Start empty. The `budget` bounds the queued bytes of all sockets of the worker."""
+        """The `budget` bounds the queued bytes of all sockets of the worker."""
         self._budget = budget
         self._lanes: dict[str | None, deque[tuple[_Wanted, int]]] = {}
         self._waiting = self._bytes = 0
@@ -36,7 +36,8 @@ class Lanes(Generic[_Wanted]):
             size: Bytes of the request.
 
         Returns:
-            True if the request can start now, or False if it was queued behind its stream's others.
+            True if the request can start now. False if it was queued behind earlier requests of its
+            stream.
 
         Raises:
             RejectedError: The socket has too many streams or too many queued requests.

@@ -19,7 +19,7 @@ class SocketOutbox:
     __slots__ = ("_call_soon", "_frames", "_is_due", "_transport")
 
     def __init__(self, transport: asyncio.WriteTransport) -> None:
-        """Prepare. No other writer may send text frames over the transport."""
+        """No other writer may send text frames over the transport."""
         self._transport = transport
         self._call_soon = asyncio.get_running_loop().call_soon
         self._frames: list[bytes] = []
@@ -55,7 +55,7 @@ class SocketSink(asyncio.WriteTransport):
     """Accepts the events of one response like a transport, and sends them as frames."""
 
     def __init__(self, outbox: SocketOutbox, opening: bytes) -> None:
-        """Prepare. The meaning of `opening` is described at `frames_of`."""
+        """Each frame begins with `opening`, as in `frames_of`."""
         super().__init__()
         self._outbox, self._opening = outbox, opening
         self._is_closed = self._is_behind_head = False

@@ -60,7 +60,7 @@ class SocketSession:
         turns: LocalTurns,
         budget: BodyBudget,
     ) -> None:
-        """Prepare.
+        """The socket is open, and `run` reads its messages.
 
         Args:
             socket: The socket.
@@ -105,7 +105,7 @@ class SocketSession:
             self._unread = 0
 
     def note_bytes(self, size: int) -> bool:
-        """Count received bytes of a message, and return whether the message is still read.
+        """Count received bytes of a message, and return whether the message is still accepted.
 
         A message has a maximum size and a minimum speed, like a body over HTTP. The rest of a
         message that is too large is received and dropped. If the socket closed at once, the client
@@ -214,7 +214,7 @@ class SocketSession:
     ) -> None:
         """Send an error for a message that is not answered.
 
-        The default `number` is the latest message.
+        `number` is the number of the message, by default of the latest message.
         """
         request_id = f"{identity_of(self._request).request_id}-{number or self._number}"
         self._counts.note(ENDPOINT, error.status, error.code, request_id, time.monotonic())

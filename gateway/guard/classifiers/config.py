@@ -1,4 +1,4 @@
-"""The classifiers of a gateway, from the operator's file, which is checked at the start."""
+"""Reads the classifiers of a gateway from the operator's file, and checks the file at the start."""
 
 import json
 from pathlib import Path
@@ -69,7 +69,9 @@ class ClassifiersError(ValueError):
 
 
 def read_classifiers(file: Path | None) -> tuple[ClassifierEntry, ...]:
-    """Return the classifiers of a JSON file, and the shipped one unless the file replaces it.
+    """Return the classifiers of a JSON file.
+
+    The shipped classifier is one of them, unless the file replaces it.
 
     Raises:
         ClassifiersError: The file cannot be read, or is not a list of classifiers with unique

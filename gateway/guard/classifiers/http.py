@@ -15,7 +15,7 @@ class HttpClassifier:
     """Sends texts to one URL. The HTTP session is opened with the first request."""
 
     def __init__(self, url: str, *, model: str = "", key: str = "") -> None:
-        """Prepare.
+        """The arguments are the same for all requests.
 
         Args:
             url: URL that texts are posted to.

@@ -15,7 +15,7 @@ from gateway.guard.verdicts import Scores
 
 log = structlog.get_logger(__name__)
 
-# Called once with the scores of a text, or with None without scores.
+# Callback that is called once with the scores of a text, or with None if the text has no scores.
 OnScores = Callable[[Scores | None], None]
 
 
@@ -34,7 +34,7 @@ class ClassifierLine:
     """
 
     def __init__(self, entry: ClassifierEntry, classifier: Classifier, texts: Counter) -> None:
-        """Prepare. `texts` counts texts by the labels `classifier` and `result`."""
+        """`texts` counts texts by the labels `classifier` and `result`."""
         self.entry = entry
         self._classifier = classifier
         self._waiting: deque[_Question] = deque()

@@ -9,7 +9,6 @@ class FailurePause:
     """Decides from the latest outcomes of requests whether a classifier is paused."""
 
     def __init__(self) -> None:
-        """Begin without failures."""
         self._failures = 0
         self._until_s = 0.0
 

@@ -1,4 +1,4 @@
-"""The interface of classifiers, which return scores for texts, and checks of answers. Pure."""
+"""Defines the interface of classifiers, and checks the scores that they return. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

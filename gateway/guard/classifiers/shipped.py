@@ -14,7 +14,7 @@ import orjson
 
 from sluice.guard.features import features
 
-# Characters after which the event loop can run other requests between two texts.
+# Number of scored characters after which the event loop may run other tasks before the next text.
 _PAUSE_CHARACTERS = 1_000
 
 

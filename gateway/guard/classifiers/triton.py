@@ -17,7 +17,7 @@ class TritonClassifier:
     """Sends texts to one model of one Triton server, and connects with the first request."""
 
     def __init__(self, address: str, model: str, categories: Sequence[str]) -> None:
-        """Prepare.
+        """The arguments describe the operator's server and its model.
 
         Args:
             address: `host:port` of Triton's gRPC.
@@ -46,7 +46,7 @@ class TritonClassifier:
 
 
 def question(model: str, texts: Sequence[str]) -> Any:
-    """Return the `ModelInferRequest` that scores some texts."""
+    """Return the `ModelInferRequest` that scores these texts."""
     message = messages.ModelInferRequest(model_name=model)
     message.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
     packed = [it.encode() for it in texts]
