@@ -190,8 +190,8 @@ class Completer:
     ) -> bool:
         """Return whether this gateway may refuse a request early, if routers refuse its tier.
 
-        The router itself must decide about a request with a deadline of its own or a possible
-        fallback model.
+        Only the router can decide about a request that sets its own deadline, or that a fallback
+        model may answer.
         """
         if task.deadline_ms or self._auto.other(principal, task.model, auto) is not None:
             return False
@@ -234,7 +234,7 @@ class Completer:
                 policy = other.code.policy
                 if not (policy.lets_stand_in or policy.is_passed_over):
                     raise
-                raise wanted from other  # the client has requested only the first model
+                raise wanted from other  # the client knows only the model that it requested
             finally:
                 del wanted  # breaks the reference cycle of the raised error and this frame
         except BaseException as error:

@@ -36,7 +36,7 @@ from sluice.scopes import Scope
 ENDPOINT = "/v1/embeddings"
 
 DEADLINE_S = 300.0
-_WRITE_TIMEOUT_S = 30.0  # seconds to write a slice of the answer
+_WRITE_TIMEOUT_S = 30.0  # longest wait for a client to read a slice of the answer, in seconds
 _SLICE_VECTORS = 32  # vectors per slice, 0.3 MB of JSON numbers
 _JSON = "application/json"
 

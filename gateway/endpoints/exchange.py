@@ -186,8 +186,8 @@ class HttpExchange:
     def event(self, tally: Tally, gateway_id: str, ended_at_s: float) -> bytes:
         """Return the request's single event, serialized.
 
-        Fields that are set at the start precede the others. If both parts set a field, the later
-        value counts.
+        Fields that are set at the start precede all later fields. If both parts set a field, the
+        later value counts.
         """
         begun, self._begun = self._begun or self._known(gateway_id), b""
         event = RequestEvent()
@@ -283,7 +283,7 @@ class HttpExchange:
             event.arm = decision.arm
             event.is_pinned = decision.is_pinned
             event.is_copy = self.is_copy
-        # the event of a score names the scored rollout in a field of its own
+        # The event of a score names the scored rollout in `scored_rollout_id`.
         if (scored := self.scored) is not None:
             event.scored_rollout_id, event.arm = scored.rollout_id, scored.arm
             event.is_copy = True

@@ -27,7 +27,7 @@ class Models:
         self._pools = pools
 
     async def list_all(self, request: web.Request) -> web.Response:
-        """GET /v1/models, sorted by name. Chat models precede, as tools may use the first model."""
+        """GET /v1/models, sorted by name, chat models first. Many tools use the first model."""
         principal = self._admitted(request)
         found = self._directory.models(principal)
         auto = _auto_policy(principal, AUTO)

@@ -59,7 +59,7 @@ _HTTP_STATUSES = {
     "417": "The header `Expect` may only be `100-continue`.",
     "431": "The headers are too large.",
 }
-_READ = frozenset({400, 401, 403, 404, 405, 429, 500, 503})  # statuses of requests without a body
+_READ = frozenset({400, 401, 403, 404, 405, 429, 500, 503})  # error statuses without a body
 _RATE_HEADERS = {
     f"x-ratelimit-{what}-{unit}": {
         "description": f"{what} of {unit} per minute, where there is a limit",
@@ -154,7 +154,7 @@ _POSTS = (
 
 async def describe(_: web.Request) -> web.Response:
     """GET /openapi.json."""
-    body = await asyncio.to_thread(_written)  # the first call needs 50 ms
+    body = await asyncio.to_thread(_written)  # in a thread, because the first call needs 50 ms
     return web.Response(body=body, content_type="application/json")
 
 

@@ -15,7 +15,7 @@ async def settled(generation: Generation) -> None:
     guard = generation.guard
     if not isinstance(guard, JudgedAnswer):
         return
-    generation.held_back()  # the last part of the answer is judged, too
+    generation.held_back()  # submits the last text for judgement
     if not guard.is_pending:
         return
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -30,7 +30,7 @@ from sluice.errors import BadRequestError, PlatformError
 from sluice.scopes import Scope
 
 _JSON = "application/json"
-_INLINE_TOKENS_MAX = 4096  # decoded in a millisecond
+_INLINE_TOKENS_MAX = 4096  # maximum number of ids decoded on the event loop, which needs 1 ms
 
 
 class Tokenizing:

@@ -233,7 +233,7 @@ class AnswerGuard:
         return found
 
     def _note_tokens(self, tokens: int) -> None:
-        """Note the tokens whose characters are all released."""
+        """Update the number of leading tokens whose characters are all released."""
         lanes, marks = (self._content, self._reasoning, *self._calls), self._marks
         marks.append((tokens, sum([it.length for it in lanes])))
         released = sum([it.released for it in lanes])

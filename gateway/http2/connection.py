@@ -91,12 +91,12 @@ class Http2Connection(asyncio.Protocol):
         self._outflow.wake()
 
     def pause_writing(self) -> None:
-        """Note that the client reads more slowly than the server writes."""
+        """Start the deadline of a client that reads more slowly than the server writes."""
         self._outflow.is_paused = True
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """Note that the client has read most of the written bytes."""
+        """Stop the deadline, because the client has read most of the written bytes."""
         self._outflow.is_paused = False
         self._stop_watching_reader()
         self._outflow.wake()
@@ -261,7 +261,7 @@ class Http2Connection(asyncio.Protocol):
         if self._is_closed:
             return
         if self._is_deaf or self._is_left:
-            self._loop.call_soon(self._close_idle)  # after the last answer was written
+            self._loop.call_soon(self._close_idle)  # runs after the last answer was written
         else:
             self._server.idle.begin(self)
 

@@ -18,9 +18,9 @@ from gateway.http2.frames import (
     FrameHead,
 )
 
-PURSE_MAX = 4096.0  # frames in one burst, which cost 80 ms of work
-_PER_S = 100.0  # control frames without charge per second, which cost 2 ms of work
-_PER_DATA = 10  # control frames without charge per sent DATA frame, as in Envoy
+PURSE_MAX = 4096.0  # maximum credit, in control frames, which cost 80 ms of work
+_PER_S = 100.0  # credit per second, in control frames, which cost 2 ms of work
+_PER_DATA = 10  # credit per DATA frame that was sent, in control frames, as in Envoy
 _RESET = 8  # price of a reset, because the work for its request was wasted
 REFUSED = 4  # price of a request beyond the maximum number of streams
 _SETTING_BYTES = 6

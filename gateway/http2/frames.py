@@ -15,7 +15,7 @@ DATA, HEADERS, _PRIORITY, RST_STREAM, SETTINGS, _PUSH_PROMISE = range(6)
 _PING, _GOAWAY, WINDOW_UPDATE, CONTINUATION = range(6, 10)
 END_STREAM, END_HEADERS = 0x1, 0x4  # frame flags
 _HEAD_BYTES = 9
-_HEAD = Struct("!BHBBL")  # high byte and low bytes of the size, type, flags, stream
+_HEAD = Struct("!BHBBL")  # size (high byte, low bytes), type, flags, stream
 _END = Struct("!LL")  # last stream, error code
 ANY_STREAM = 2**31 - 1
 
@@ -77,8 +77,8 @@ def data_head(size: int, stream: int) -> bytes:
 def goaway(last_stream: int, code: int, text: bytes = b"") -> bytes:
     """Return a GOAWAY frame, which refuses all streams above `last_stream`.
 
-    After a GOAWAY of its own, `h2` would treat the connection as ended, although lower streams
-    still have to be answered.
+    If `h2` itself wrote the GOAWAY, it would treat the connection as ended, although lower
+    streams still have to be answered.
     """
     size = _END.size + len(text)
     return _HEAD.pack(0, size, _GOAWAY, 0, 0) + _END.pack(last_stream, code) + text

@@ -66,7 +66,7 @@ class Http2State(H2Connection):
         self.increment_flow_control_window(_WINDOW_BYTES - _DEFAULT_WINDOW_BYTES)
 
     def _receive_goaway_frame(self, frame: Any) -> tuple[list[Any], list[Event]]:
-        """Note that the client opens no more streams.
+        """Record that the client opens no more streams.
 
         h2 itself would drop the running answers.
         """

@@ -203,7 +203,7 @@ class Http2Stream(HeadTransport):
         self._connection.stream_lingers(self)
 
     def end_body(self) -> None:
-        """Note that the body is complete."""
+        """End the body, which is complete."""
         self.is_heard = True
         if not self.body.is_eof():
             self.body.feed_eof()
@@ -265,7 +265,7 @@ class Http2Writer(AbstractStreamWriter):
         status = int(status_line.split(" ", 2)[1])
         self._require_client()
         self._stream.begin_answer(status, headers)
-        self.output_size += 1  # the answer has begun
+        self.output_size += 1  # shows aiohttp that the answer has begun
 
     async def write(self, chunk: bytes | bytearray | memoryview) -> None:
         """Send a piece of the body, and wait while too many bytes are unsent."""

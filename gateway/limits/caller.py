@@ -5,7 +5,7 @@ from sluice.limits import Limits, limits_of, metered, narrowest
 
 
 def account_limits(principal: Principal) -> Limits:
-    """Return the tier's limits, replaced where the tenant has limits of its own."""
+    """Return the tier's limits. A limit of the tenant replaces the tier's limit of that kind."""
     return metered(limits_of(principal.tier) | limits_of(principal.tenant))
 
 

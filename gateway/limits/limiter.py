@@ -135,9 +135,8 @@ class Limiter:
     ) -> Reservation:
         """Reserve one request and its expected tokens.
 
-        Raises LimitExceededError if the request or its tokens exceed a limit.
-
-        BudgetExhaustedError has precedence, except for a request that uses no tokens at all.
+        Raises LimitExceededError if the request or its tokens exceed a limit. If a budget is
+        exhausted, BudgetExhaustedError is raised instead, except for a request without tokens.
 
         Args:
             principal: The caller.

@@ -273,7 +273,7 @@ class LimitBatch:
         return VERDICT.iter_unpack(reply)
 
     def restore(self) -> None:
-        """Move the changes back to their scopes for a later batch. The script did not run."""
+        """Move the changes back to their scopes for a later batch, if the script did not run."""
         for scope, news in self._taken:
             scope.restore_changes(news)
         self._taken.clear()

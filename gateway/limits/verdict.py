@@ -16,7 +16,7 @@ from sluice.limits import KINDS, LimitKind
 SHOWN = tuple(kind for kind in KINDS if kind.header)
 UNLIMITED = 1e15  # remaining amount without a limit
 WAIT_MAX_MS = 86_400_000
-# Lua's `struct` has no repeat counts, so each field has a letter of its own.
+# Lua's `struct` has no repeat counts, so every field has its own letter.
 FORMAT = "<BBI" + "B" * len(SHOWN) + "d" * len(SHOWN)
 VERDICT = Struct(FORMAT)
 _PLACES = 3

@@ -67,11 +67,11 @@ class BackgroundKeeping(Keeping):
         return self._turn.tenant_id, self._turn.id
 
     def begin(self, events: ResponseEvents) -> None:
-        """Set the writer of the events. The next beat writes the new state to Valkey."""
+        """Set the writer of the events. The next heartbeat writes the new state to Valkey."""
         self.events = events
 
     def note_failure(self, response: bytes) -> None:
-        """Note the JSON of a failed response, which is stored when the response ends."""
+        """Accept the JSON of a failed response, which is stored when the response ends."""
         self.failed = response
 
     async def keep(self, response: bytes) -> bool:
@@ -107,7 +107,7 @@ class _Job:
         self.news.set()
 
     def end(self) -> None:
-        """Note that no further events follow."""
+        """Record that no further events follow."""
         self.is_done = True
         self.news.set()
 

@@ -40,7 +40,7 @@ class CompactionSeals:
         return CompactionItem(type="compaction", id=item_id, encrypted_content=sealed)
 
     def opened(self, tenant_id: str, item: CompactionItem, param: str) -> Compacted:
-        """Return the content of the item in field `param`.
+        """Return the content of an item. The error of an invalid item names the field `param`.
 
         Raises BadRequestError if the item is not valid.
         """

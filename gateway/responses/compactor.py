@@ -218,7 +218,7 @@ class Compactor:
         room = resolved.context_tokens_max // _ROOM_PARTS or _SUMMARY_TOKENS
         bounds = {"max_completion_tokens": min(_SUMMARY_TOKENS, room)}
         task = task.model_copy(update=bounds)
-        sink = BodySink(lambda _: None)  # the summary is not streamed, so the sink stays unused
+        sink = BodySink(lambda _: None)  # the summary is not streamed, so the sink receives nothing
         part = in_process_request(PATH, b"", sink, identity)
         give_principal(part, principal)
         answer = await self._completer.answer(part, principal, task)

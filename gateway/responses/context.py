@@ -17,9 +17,9 @@ from gateway.responses.local_turns import LocalTurns
 from gateway.responses.store import ResponseStore
 from sluice.wire.state.v1 import state_pb2 as wire
 
-TURNS_MAX = 1000  # turns in one chain
+TURNS_MAX = 1000  # maximum number of turns in one chain
 _PREVIOUS, _CONVERSATION = "previous_response_id", "conversation"
-_REFERENCES_MAX = 64  # references to items of other responses in one request
+_REFERENCES_MAX = 64  # maximum number of references to items of other responses
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The events of a response's stream, with constant ids and increasing numbers. Pure.
 
 Items are written sequentially (reasoning, text, function calls). Each item is closed before the
-next one is opened. All text deltas of a message share the bytes before the number (`head`) and the
-bytes after the text (`tail`).
+next item is opened. All text deltas of a message share the bytes before the sequence number
+(`head`) and the bytes after the text (`tail`).
 """
 
 import re

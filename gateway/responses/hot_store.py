@@ -17,7 +17,7 @@ COMMANDS_MAX = 256
 _KEY, _WAITING = b"sluice:response:", b"sluice:responses:waiting"
 _STORED, _UNDER_WAY, _DELETED = b"=", b"+", b"-"
 _DELETED_MS = 3_600_000
-# After this many milliseconds without renewal, the mark of a dead gateway expires.
+# Milliseconds without renewal after which a dead gateway's mark of a response expires.
 UNDER_WAY_MS = 60_000
 # Milliseconds that a response waits in Valkey while PostgreSQL lacks it.
 _WAITING_MS = 48 * 3_600_000
@@ -96,7 +96,7 @@ class HotStore:
         await self.run(_KEEP, keys, (value, _WAITING_MS, at, member))
 
     async def settle(self, ids: Sequence[str]) -> None:
-        """Note that PostgreSQL has these responses, so that Valkey may drop them.
+        """Record that PostgreSQL has these responses, so that Valkey may drop them.
 
         Raises ValkeyDownError without Valkey.
         """

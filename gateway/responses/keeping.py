@@ -85,7 +85,7 @@ class Keeping:
         return self.is_kept
 
     def end(self) -> None:
-        """Note that the response ended, and remove its mark if it was not stored."""
+        """End the response under way, and remove its mark if it was not stored."""
         if self._is_marked and not self.is_kept:
             self._store.unmark(self._turn.id)
 

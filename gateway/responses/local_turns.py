@@ -30,11 +30,11 @@ class LocalTurns:
         self._bytes = 0
 
     def begin(self, response_id: str) -> None:
-        """Note that a response is under way."""
+        """Record that a response is under way."""
         self._under_way.add(response_id)
 
     def end(self, response_id: str) -> None:
-        """Note that a response is no longer under way."""
+        """Record that a response is no longer under way."""
         self._under_way.discard(response_id)
 
     def find(self, response_id: str, param: str) -> wire.StoredResponse | None:
@@ -114,5 +114,5 @@ class LocalKeeping(Keeping):
         return False
 
     def end(self) -> None:
-        """Note that the response is no longer under way."""
+        """Record that the response is no longer under way."""
         self._turns.end(self._turn.id)

@@ -139,7 +139,7 @@ class ToolEvents(ResponseEvents):
         return super().first() + held
 
     def finish(self, reason: str) -> bytes:
-        """Return the events that close all open items, and note the round's finish reason."""
+        """Return the events that close all open items, and store the round's finish reason."""
         self.round_reason = reason
         return super().finish(reason)
 

@@ -60,13 +60,13 @@ class ToolRounds:
             self.events, self._now = self._now, None
 
     async def last(self, usage: dict[str, object], ended_unix_s: int) -> bytes:
-        """Note the usage of a round, and write no end, because further rounds may follow."""
+        """Store the usage of a round, and write no end, because further rounds may follow."""
         del ended_unix_s
         self.usage = usage
         return b""
 
     def failure(self, error: PlatformError) -> bytes:
-        """Note the error of a round, which the response itself reports at its end."""
+        """Store the error of a round, which the response itself reports at its end."""
         self.error = error
         return b""
 

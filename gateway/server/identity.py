@@ -79,7 +79,7 @@ def new_identity(headers: CIMultiDictProxy[str], trace_share: float = 1.0) -> Ca
     if not upstream.trace_id and int(uid[:8], 16) < trace_share * _LOTS:
         upstream = _KEPT
     trace_id = upstream.trace_id or uid
-    # For a new uid this is the result of `tracecontext.request_span_id`.
+    # For a new uid, the span id `uid[16:]` equals the result of `tracecontext.request_span_id`.
     ours = tracecontext.traceparent(trace_id, uid[16:], sampled=upstream.is_sampled)
     return CallerIdentity(uid, request_id, trace_id, ours, upstream)
 
@@ -109,7 +109,7 @@ def set_identity(request: web.Request, trace_share: float, cors: Cors) -> Caller
 
 
 def identity_of_part(request: web.Request, number: int) -> CallerIdentity:
-    """Return the ids of a part of a request with several parts. Each part has a uid of its own."""
+    """Return the ids of one part of a request with several parts. Each part has its own uid."""
     whole, uid = identity_of(request), next(_UIDS)
     ours = tracecontext.traceparent(whole.trace_id, uid[16:], sampled=whole.upstream.is_sampled)
     request_id = f"{whole.request_id}-{number}"

@@ -46,7 +46,7 @@ def authenticate(directory: Directory, request: web.Request) -> Principal:
     if (ours := request.get(_PRINCIPAL)) is not None:
         return ours
     scheme, _, secret = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    if not scheme:  # clients of Azure and of Anthropic send the key in a header of its own
+    if not scheme:  # clients of Azure and Anthropic send the key in another header
         scheme = "bearer"
         secret = request.headers.get("api-key") or request.headers.get("x-api-key") or ""
     secret = secret.strip()

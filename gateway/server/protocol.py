@@ -361,7 +361,7 @@ class HttpProtocol(RequestHandler):
                 if is_broken or not await self._may_continue(request, response):
                     break
                 self._answering = None
-                del request, handler, response  # the connection may be silent for long
+                del request, handler, response  # the silence until the next request may be long
         except ConnectionError:
             pass
         except asyncio.CancelledError:

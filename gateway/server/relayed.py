@@ -40,7 +40,7 @@ class RelayedResponse:
         return RelayedSink(self)
 
     def begin(self, head: bytes, body: bytes) -> None:
-        """Begin a writing request. The first request's head becomes the head of the response.
+        """Begin the output of one request. The first request's head becomes the response's head.
 
         Raises:
             ConnectionResetError: The client has closed the connection.

@@ -12,7 +12,7 @@ from gateway.server.errors import HttpError, body_of
 from gateway.server.unknown_urls import shown_path, unknown_url
 from sluice.errors import ErrorCode, PlatformError
 
-_METHOD_MAX = 16  # characters of a method that are shown
+_METHOD_MAX = 16  # maximum characters of a method that an error shows
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ErrorForm = Callable[[PlatformError], bytes]

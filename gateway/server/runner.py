@@ -18,7 +18,7 @@ _AFTER_DRAIN_S = 2.0  # Seconds in which handlers may write their last event.
 _TLS_HANDSHAKE_S = 10.0
 _TLS_GOODBYE_S = 2.0
 _IDLE_POLL_S = 0.02
-_BUSY_POLL_S = 0.1  # longer, because each poll checks every connection
+_BUSY_POLL_S = 0.1  # longer than `_IDLE_POLL_S`, because each poll checks all connections
 
 
 class HttpRunner:

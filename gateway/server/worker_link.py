@@ -118,7 +118,7 @@ class ParentEnd:
                     answer.set_result(said["metrics"].encode())
         else:
             self.is_serving = said["is_serving"]
-            # After an upgrade by SIGHUP, a worker of the older release sends no such key.
+            # After an upgrade by SIGHUP, a worker of the older release does not send `is_stopping`.
             self.is_stopping = said.get("is_stopping", False)
             self.not_ready_because = said["not_ready_because"]
         return True

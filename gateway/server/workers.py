@@ -242,7 +242,7 @@ class Slot:
         fds = (self._sock.fileno(), theirs.fileno())
         arguments = ("worker", *map(str, fds), str(ready_wait_s))
         settings = self._settings
-        drain_s = 2 * settings.drain_s  # the worker may have been retired just before
+        drain_s = 2 * settings.drain_s  # a retired worker may be in its drain already
         stop_s = settings.unready_s + settings.idle_grace_s + drain_s + settings.flush_s
 
         async def ready() -> None:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 # a real character. A character has at most four bytes and so at most three further tokens.
 _BEGUN_TOKENS_MAX = 3
 _HOLDS_MAX = 8
-_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token that may be a part of a character
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token for one byte, perhaps a part of a character
 
 
 class TextStream(Protocol):

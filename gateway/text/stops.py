@@ -71,7 +71,7 @@ class _Follower:
     def push(self, text: str) -> int:
         """Add the next piece, and return the index where a match ends, or 0 without a match."""
         if not self.matched and self.stop[0] not in text:
-            return 0  # no match can begin, as with most pieces
+            return 0  # no match can begin in this piece, as in most pieces
         if len(text) < len(self.stop):
             return self._walk(text)
         at = (self.stop[: self.matched] + text).find(self.stop)

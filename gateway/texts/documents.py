@@ -19,7 +19,7 @@ from gateway.text.pipe import TextPipe
 from gateway.texts.patterns import Class, is_secret_name
 from gateway.texts.redaction import OVERLAP, RedactionRules, redacted
 
-CHARACTERS_MAX = 1 << 16  # characters per prompt, and of all answers to a prompt together
+CHARACTERS_MAX = 1 << 16  # maximum characters per prompt, and of all answers to one prompt
 CUT = "[cut]"
 _DEPTH_MAX = 32
 _NODE_CHARACTERS = 4  # characters that each value counts in addition to its text
@@ -30,7 +30,7 @@ _HUGE_FLOAT = 1e20
 _ESCAPES_AT_ONCE = 256
 _FOUND_AT_ONCE = 512
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|([\"\\/bfnrt]))")
-_ESCAPED_CHARACTERS = 6  # maximum of JSON characters for one decoded character
+_ESCAPED_CHARACTERS = 6  # maximum number of JSON characters for one decoded character
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 # Names of this API's fields, which need not be redacted.
 _KNOWN = frozenset(

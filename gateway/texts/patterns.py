@@ -123,7 +123,7 @@ def _longest(found: str, digits: range) -> Iterator[Span]:
 
 
 def _phones(found: str) -> Iterator[Span]:
-    zeros = 2 if found.startswith("00") else 0  # the prefix of international numbers, like a plus
+    zeros = 2 if found.startswith("00") else 0  # begins international numbers, like a plus
     return _longest(found, range(_PHONE_DIGITS.start + zeros, _PHONE_DIGITS.stop + zeros))
 
 

@@ -167,7 +167,7 @@ class _ToolRun:
         self._leased: dict[str, ApprovedWork] = {}
         self._known: dict[str, KnownOutcome] = {}
         self._error: PlatformError | None = None
-        self._began = dict[str, tuple[int, float]]()  # Unix time in ms, and monotonic time
+        self._began = dict[str, tuple[int, float]]()  # first start: Unix ms, and monotonic s
         self.caller = _Caller(self._identity, principal, task.model, endpoint)
         self.tell: Callable[[PlannedTool, CallFacts], None] = _drop
 

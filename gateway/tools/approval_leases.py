@@ -119,7 +119,7 @@ class ApprovalLeases:
             self._commands.send_only((b"SET", _key(work), sealed, b"PX", _KEPT_MS))
 
     def cut(self, work: ApprovedWork) -> None:
-        """Note that a call was abandoned with unknown outcome, without waiting for Valkey."""
+        """Record that a call was abandoned with unknown outcome, without waiting for Valkey."""
         given_up = orjson.dumps({"by": "", "until_ms": 0})
         self._commands.send_only((b"SET", _key(work), given_up, b"PX", _KEPT_MS))
 

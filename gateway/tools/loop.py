@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-_ATTEMPTS_MAX = 3  # Attempts per idempotent call.
+_ATTEMPTS_MAX = 3  # maximum number of attempts of an idempotent call
 _RETRY_S = 0.2  # Seconds before the second attempt. The pause is doubled for each further attempt.
 
 _SKIPPED = "The tool was not run: "

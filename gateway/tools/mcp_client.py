@@ -24,7 +24,7 @@ from gateway.tools.mcp_protocol import (
 )
 from gateway.tools.outgoing import Outgoing
 
-_SERVERS_MAX = 1024  # servers whose state is cached
+_SERVERS_MAX = 1024  # maximum number of servers whose state is cached
 _PAGES_MAX = 16
 
 

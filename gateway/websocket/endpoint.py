@@ -15,7 +15,7 @@ from gateway.websocket.session import SocketSession
 from sluice.errors import ErrorCode, RejectedError
 from sluice.scopes import Scope
 
-SOCKETS_MAX = 2048  # open sockets per worker
+SOCKETS_MAX = 2048  # maximum number of open sockets per worker
 _PING_S = 30.0  # seconds between pings. A client that sends no pong is disconnected.
 _UPGRADE = {"Upgrade": "websocket", "Connection": "Upgrade"}
 
@@ -51,7 +51,7 @@ class ResponseSockets:
         """Answer the requests of one socket until the socket is closed."""
         self._caller(request)
         socket = web.WebSocketResponse(
-            max_msg_size=0,  # the session bounds the size
+            max_msg_size=0,  # the session bounds the size instead
             compress=False,
             heartbeat=_PING_S,
             decode_text=False,

@@ -6,8 +6,8 @@ from typing import Generic, TypeVar
 from gateway.server.body import BodyBudget
 from sluice.errors import ErrorCode, RejectedError
 
-STREAMS_MAX = 64  # concurrent streams per socket
-WAITING_MAX = 128  # queued requests per socket
+STREAMS_MAX = 64  # maximum number of concurrent streams per socket
+WAITING_MAX = 128  # maximum number of queued requests per socket
 WAITING_BYTES_MAX = 8 << 20
 
 _Wanted = TypeVar("_Wanted")

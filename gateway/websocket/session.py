@@ -133,7 +133,7 @@ class SocketSession:
         return True
 
     def drain(self) -> None:
-        """Close the socket after its running responses, so that the client connects anew."""
+        """Close the socket after its running responses, so that the client opens another socket."""
         text = "The server is stopping; connect again, and another one answers."
         error = RejectedError(ErrorCode.DRAINING, text, retry_after_s=1.0)
         self._refuse_all(_SocketEnd(WSCloseCode.SERVICE_RESTART, error))
