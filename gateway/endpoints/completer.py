@@ -246,7 +246,7 @@ class Completer:
     async def _answer_by_release(
         self, request: web.Request, exchange: HttpExchange, control: ResolvedModel
     ) -> web.StreamResponse:
-        """Return the answer of the release that a split chose, or of control if that fails."""
+        """Return the answer of the release that a split chose. If it fails, control answers."""
         try:
             return await self._replies.reply(request, exchange)
         except PlatformError as refusal:
@@ -417,7 +417,7 @@ class Completer:
             exchange.guard_rules = rule_ids(found)
         was_served = tally.output_tokens > 0 or not exchange.has_failed
         self._settle(exchange, tally, was_served=was_served)
-        # A keep-alive comment began the stream, so the first token was sent later.
+        # If a keep-alive comment began the stream, the first token was sent later.
         if exchange.has_begun and not exchange.first_sent_at_s:
             exchange.first_sent_at_s = tally.first_at_s
         note_outcome(request, exchange.outcome)

@@ -82,7 +82,7 @@ class CompletionTask(CompletionRequest, TextTask):
         return partial(_logprobs, assets.table, hidden)
 
     def chunks(self, head: StreamHead, index: int) -> TextChunks:
-        """Return the writer of a choice's chunks, which begin with a requested echo."""
+        """Return the writer of a choice's chunks. If requested, the prompt precedes them."""
         return TextChunks(head, index, self._echo(index))
 
     def choice_of(self, generation: WholeGeneration, reason: str) -> dict[str, object]:

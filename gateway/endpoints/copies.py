@@ -196,7 +196,7 @@ def spare_work(
     emit: Callable[[bytes], None],
     gateway_id: str,
 ) -> tuple[SpareTasks, ScoreSampler, Copies]:
-    """Return a worker's background tasks, scores and copies for models in rollout.
+    """Return the background tasks, the score sampler and the copies of a worker.
 
     Scores and copies each have their own dispatcher, so their retries do not use the retry budget
     of requests.

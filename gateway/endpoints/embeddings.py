@@ -108,7 +108,7 @@ class Embeddings:
     async def begun(
         self, request: web.Request, name: str, endpoint: str, read: RowReader
     ) -> "_Run":
-        """Return an accepted request with the rows of `read`, as a context manager."""
+        """Return an accepted request with the rows that `read` returns, as a context manager."""
         principal = authenticate(self.directory, request)
         received_s = time.monotonic(), time.time_ns() // 1_000_000
         resolved = self._resolved(principal, name)

@@ -1,7 +1,7 @@
-"""The head of an event, with the fields that similar requests share, serialized once.
+"""The head of an event. It has the fields that similar requests share, and is serialized once.
 
 Concatenated protobuf messages parse as one message. So an event is the shared head, followed by the
-fields of its own request.
+fields of the single request.
 """
 
 from gateway.directory import Principal

@@ -175,7 +175,7 @@ class HttpExchange:
         return policy is not None and policy.is_charged
 
     def end_by(self, error: BaseException | None) -> None:
-        """Record the error that ended the request, or None if the outcome is already set."""
+        """Record the error that ended the request. It is None if the outcome is already set."""
         if isinstance(error, PlatformError):
             self.outcome, self.status = error.code, error.status
         elif isinstance(error, asyncio.CancelledError | ConnectionError):

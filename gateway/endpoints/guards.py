@@ -50,7 +50,7 @@ class GuardBoard:
         self._acting, self._shadow = matches.labels("acting"), matches.labels("shadow")
 
     async def plan(self, principal: Principal, names: Iterable[str]) -> GuardPlan | None:
-        """Return the rules for a caller and a model under any of its names, or None."""
+        """Return the rules for a caller and the names of a model, or None without rules."""
         wanted = frozenset(names)
         sets = [
             it

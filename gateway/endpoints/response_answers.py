@@ -185,7 +185,7 @@ class FunctionTold(Shape):
 
 
 class ServerTold(Shape):
-    """An MCP server whose tools the model may call. `headers` is null, because they are secret."""
+    """An MCP server whose tools the model may call. `headers` is null, as headers may be secret."""
 
     type: Literal["mcp"]
     server_label: str

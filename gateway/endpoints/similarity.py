@@ -135,7 +135,7 @@ async def _compared(vectors: Sequence[Vector], labels: int) -> list[list[float]]
 
 
 async def _cosines(one: Vector, others: Sequence[Vector]) -> list[float]:
-    """Return the cosine of each pair. The vectors have length 1."""
+    """Return the cosines of one vector with each other vector. All vectors have length 1."""
     found = list[float]()
     for number, it in enumerate(others, 1):
         found.append(sum(map(mul, one, it)))

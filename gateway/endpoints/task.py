@@ -60,7 +60,7 @@ class TextTask(GenerationFields):
     """A validated body of an API, with the writers of its answers.
 
     A stream drops the body at its first byte, to free the memory of long bodies. `new_pipe`,
-    `new_logprobs` and `chunks` return objects that a stream uses until its end. Their objects
+    `new_logprobs` and `chunks` return objects that a stream uses until its end. These objects
     therefore do not reference the body.
 
     Attributes:

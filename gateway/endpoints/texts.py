@@ -41,7 +41,7 @@ _DAY_MS = 86_400_000
 
 
 def is_kept(policy: control.TextPolicy, request_id: str) -> bool:
-    """Return whether a request is in the retained share. The result is always equal for one id."""
+    """Return whether a request is in the retained share. Equal ids have equal results."""
     if policy.share >= SHARE_MAX:
         return True
     digest = blake2b(f"{policy.id}\n{request_id}".encode(), digest_size=8).digest()
@@ -49,7 +49,7 @@ def is_kept(policy: control.TextPolicy, request_id: str) -> bool:
 
 
 class KeptRequest(NamedTuple):
-    """A running request whose texts are to be retained, although the request itself drops them."""
+    """The parts of a running request that are retained after the request drops its body."""
 
     policy: control.TextPolicy
     task: TextTask

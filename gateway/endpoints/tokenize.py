@@ -83,7 +83,7 @@ class Tokenizing:
         *,
         options: Mapping[str, object],
     ) -> tuple[int, Mapping[str, str]]:
-        """Return the tokens of a chat's prompt, and the headers of the limits that counted it.
+        """Return the number of tokens of a chat's prompt, and the rate-limit headers.
 
         Args:
             principal: The caller, of whose limits one request is used.

@@ -253,7 +253,7 @@ class AnswerGuard:
         return rest
 
     def _call(self, call: CallDelta) -> list[CallDelta]:
-        """Return the visible part of a call's piece. Its first piece ends the previous call."""
+        """Return the visible part of a piece of a call. A new call ends the previous call."""
         if self.blocked_by:
             return []
         found = list[CallDelta]()

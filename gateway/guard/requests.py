@@ -96,7 +96,7 @@ def _target(value: object) -> GuardTarget:
 
 
 def _pieces(value: object) -> Iterator[str]:
-    """Yield the text of a message or prompt in pieces. Its parts are joined, as in templates."""
+    """Yield the text of a message or prompt in pieces. Parts are joined, as in templates."""
     for text in _strings(value):
         for at in range(0, len(text), _PIECE_CHARACTERS):
             yield text[at : at + _PIECE_CHARACTERS]

@@ -313,7 +313,7 @@ class Http2Connection(asyncio.Protocol):
     def _window(self, event: WindowUpdated) -> None:
         stream = self.streams.get(event.stream_id)
         if stream is not None and stream.size:
-            # Stream 0 means the connection, whose waiting streams are already in the queue.
+            # Stream 0 stands for the connection. Its waiting streams are already in the queue.
             self.note_due(stream)
 
     def _settings(self, event: RemoteSettingsChanged) -> None:

@@ -32,7 +32,7 @@ _POLL_S = 0.02
 
 
 class Http2Server:
-    """Accepts HTTP/2 connections from the HTTP/1.1 server, and answers with its handler.
+    """Accepts HTTP/2 connections from the HTTP/1.1 server, and answers with that server's handler.
 
     Attributes:
         streams_max: Maximum number of concurrent requests on one connection.

@@ -267,7 +267,7 @@ class LimitBatch:
         return (b"EVAL", SCRIPT, *self._words) if in_full else (b"EVALSHA", _SHA, *self._words)
 
     def verdicts(self, reply: object) -> Iterator[Verdict] | None:
-        """Return the verdicts on the calls, or None if the reply has not the script's format."""
+        """Return the verdicts on the calls, or None if the reply lacks the script's format."""
         if not isinstance(reply, bytes) or len(reply) != VERDICT.size * len(self.calls):
             return None
         return VERDICT.iter_unpack(reply)

@@ -1,4 +1,4 @@
-"""One connection to the primary of Valkey, with ordered commands and replies and reconnection.
+"""One connection to Valkey's primary, which keeps the order of commands, and reconnects.
 
 The connection of redis-py is direct, over TLS, or to the primary that Sentinels name. Reconnections
 have random delays. Otherwise all gateways that lost one server would reconnect at once.
@@ -137,7 +137,7 @@ def _sentinel(place: _Place) -> Sentinel | None:
 
 
 def _pool(place: _Place, sentinel: Sentinel | None) -> ConnectionPool:
-    """Return the maker of connections.
+    """Return redis-py's pool, which creates the connections.
 
     The pool stores no connection, because only one is open at a time.
     """

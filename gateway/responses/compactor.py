@@ -43,7 +43,7 @@ _ROOM_PARTS = 4  # a summary may use at most a quarter of the model's context
 
 
 class SummaryTask(ChatTask):
-    """A summary of a conversation."""
+    """A chat request whose answer is the summary of a conversation."""
 
     endpoint = PATH
 

@@ -205,7 +205,7 @@ class ContextReader:
     async def _followed(
         self, tenant_id: str, items: Sequence[InputItem], before: Sequence[InputItem]
     ) -> Sequence[InputItem]:
-        """Return items with each reference replaced by its item, or NOT_FOUND if one is missing."""
+        """Replace each reference in the items by its item. Raises NOT_FOUND if one is missing."""
         if not any(isinstance(item, ItemReference) for item in items):
             return items
         known: dict[str, InputItem] = {
@@ -229,7 +229,7 @@ class ContextReader:
     async def _items_with(
         self, tenant_id: str, item_id: str, param: str
     ) -> Mapping[str, InputItem]:
-        """Return all items of the response that has this item, by id.
+        """Return all items of the response that contains `item_id`, as a mapping by id.
 
         Raises PlatformError NOT_FOUND if no response has the item.
         """

@@ -15,7 +15,7 @@ from gateway.responses.local_turns import LocalTurns
 
 
 class ContinuingAnswer(ContinuingRequest, Protocol):
-    """A request for a model's answer that may continue earlier turns."""
+    """A request that names a model and may continue earlier turns."""
 
     @property
     def model(self) -> str:

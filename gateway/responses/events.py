@@ -279,7 +279,7 @@ class ResponseEvents:
         return self._frame.written("failed", self._snapshot(), is_stored=is_stored, error=told)
 
     def cancelled(self) -> bytes:
-        """Return the cancelled response as JSON, with the output so far, as it is always stored."""
+        """Return the cancelled response as JSON, with the output so far. The response is stored."""
         return self._frame.written("cancelled", self._snapshot(), is_stored=True)
 
     def cut(self, status: str, response: bytes) -> bytes:

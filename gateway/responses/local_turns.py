@@ -47,8 +47,8 @@ class LocalTurns:
     def add(self, turn: wire.StoredResponse) -> None:
         """Add an ended response.
 
-        Older responses are dropped to free memory for it. A response too large for the budget is
-        not added.
+        Older responses are dropped to free memory for the new response. A response too large for
+        the budget is not added.
         """
         size = turn.ByteSize()
         while self._turns and (len(self._turns) >= TURNS_MAX or self._bytes + size > BYTES_MAX):
@@ -76,7 +76,7 @@ class LocalTurns:
 
 
 class LocalKeeping(Keeping):
-    """The record of a response in memory only, which only its own socket may continue."""
+    """The record of a response in memory only. Only the response's socket may continue it."""
 
     __slots__ = ("_continued", "_turns")
 

@@ -58,7 +58,7 @@ class ToolPlanning:
 
 
 def tool_task(task: ResponseTask, wanted: ResponseRequest, rounds: ToolRounds) -> ToolResponseTask:
-    """Return the task with server tools, or raise BadRequestError if they exclude each other."""
+    """Return the task with server tools, or raise BadRequestError if its tools conflict."""
     fields: dict[str, Any] = {name: getattr(task, name) for name in type(task).model_fields}
     shown = [it.shown() for it in rounds.plan.tools.values()]
     fields["tools"] = [*(task.tools or ()), *shown] or None

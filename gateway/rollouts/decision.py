@@ -1,4 +1,4 @@
-"""The reason for the choice of a release other than the one that the name points at. Pure."""
+"""The reason why a request uses another release than its model's name points at. Pure."""
 
 from dataclasses import dataclass
 

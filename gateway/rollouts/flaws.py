@@ -21,7 +21,7 @@ class Flaws:
     Attributes:
         is_refusal: Whether the model declined to answer.
         is_empty: Whether there is neither content nor reasoning nor a tool call.
-        is_repetitive: Whether at least half of the first tokens repeat earlier ones.
+        is_repetitive: Whether at least half of the runs of three tokens repeat earlier runs.
     """
 
     is_refusal: bool = False

@@ -39,7 +39,7 @@ class AnsweredError(PlatformError):
 
 
 class HttpError(BadRequestError):
-    """The error for requests that are not HTTP as this server accepts it, with any HTTP status.
+    """The error for a request that breaks this server's rules of HTTP. Any status is possible.
 
     Attributes:
         ends_connection: Whether no further bytes of the connection can be trusted.

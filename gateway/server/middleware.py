@@ -29,7 +29,7 @@ def note_outcome(request: web.Request, outcome: str) -> None:
 
 
 def outcome_of(request: web.Request, status: int) -> str:
-    """Return the outcome that was set for a request, or `ok` or `error` by its status."""
+    """Return the outcome that was set. The default is `ok` below status 400, else `error`."""
     return request.get(_OUTCOME) or ("ok" if status < 400 else "error")
 
 

@@ -69,7 +69,7 @@ class RelayedResponse:
                 self.write(body)
 
     async def end(self, last: bytes) -> None:
-        """Write the rest, or raise ConnectionResetError if the client has closed the connection."""
+        """Write the last bytes, or raise ConnectionResetError if the client has disconnected."""
         if self.response is None:
             self.begin(b"", last)
             last = b""

@@ -252,7 +252,8 @@ class Slot:
             name=name,
             command=[sys.executable, "-m", "gateway", *arguments],
             env={**os.environ, "GATEWAY__INSTANCE_ID": name},
-            # The worker inherits the parent's output, whose collector rotates the lines of both.
+            # The worker inherits the parent's output. The collector of that output rotates the
+            # lines of parent and worker.
             log_file=None,
             ready=ready,
             stop_grace_s=stop_s + _STOP_MARGIN_S,

@@ -89,9 +89,9 @@ class LogprobLine:
         return found
 
 
-# Converts token entries to the `logprobs` of a choice.
+# A function that converts token entries to the `logprobs` of a choice.
 LogprobFormat = Callable[[list[TokenLogprob]], dict[str, object]]
-# Creates the line and the format for one answer.
+# A function that creates the `LogprobLine` and the format for one answer.
 NewLogprobs = Callable[[], tuple[LogprobLine, LogprobFormat]]
 
 
@@ -166,8 +166,8 @@ class TextOffsets:
         """
         begun = self._decoder.decode(data[:1])
         is_open = bool(self._decoder.getstate()[0])
-        # The first byte belongs to one character. If it decodes to two, the earlier character is
-        # the incomplete one that this token interrupts.
+        # The first byte is a part of one character. If its decoding yields two characters, the
+        # first of the two is an incomplete earlier character, which this token interrupts.
         offset = self._length + max(0, len(begun) + is_open - 1)
         self._length += len(begun) + len(self._decoder.decode(data[1:]))
         return offset

@@ -57,7 +57,7 @@ def _whole(found: str) -> Iterator[Span]:
 
 
 def is_luhn(digits: str) -> bool:
-    """Return whether the last of some decimal digits is their valid check digit (Luhn)."""
+    """Return whether the last digit is the valid check digit (Luhn) of the earlier digits."""
     values = [int(digit) for digit in reversed(digits)]
     doubled = (value * 2 - 9 * (value > 4) for value in values[1::2])
     return (sum(values[::2]) + sum(doubled)) % 10 == 0

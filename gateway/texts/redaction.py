@@ -46,8 +46,8 @@ def rules_of(names: Iterable[str], words: Sequence[str]) -> RedactionRules:
 
 def lowered(text: str) -> str:
     """Return a text in lower case, with the same length and positions."""
-    # U+0130 is the only character with a lower-case form of two characters. The sigma's form
-    # depends on its position.
+    # U+0130 is the only character whose lower-case form has two characters. The lower-case form of
+    # the sigma depends on its position, so both forms become one.
     return text.replace("\u0130", "i").lower().replace("\u03c2", "\u03c3")
 
 

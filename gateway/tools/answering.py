@@ -229,7 +229,7 @@ class _ToolRun:
     async def _run_calls(
         self, loop: ToolLoop, actions: Sequence[LoopAction], keep_alive_s: float
     ) -> AskModel | EndLoop:
-        """Perform actions up to the model's next round or the loop's end, which is returned."""
+        """Perform actions until the next round or the end of the loop, and return that action."""
         pending = deque(actions)
         ended: asyncio.Queue[tuple[str, CallFailure | None]] = asyncio.Queue()
         running: dict[str, asyncio.Task[None]] = {}

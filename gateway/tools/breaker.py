@@ -29,7 +29,7 @@ class ToolBreakers:
     def refused_for_s(self, tool: Hashable, now_s: float) -> float:
         """Return for how many seconds calls are refused, or 0 if this call may run.
 
-        After a call that may run, the caller has to report its end to `note`.
+        If the call may run, the caller has to report the call's end to `note`.
         """
         record = self._records.get(tool)
         if record is None or record.failures < _FAILURES_MAX:

@@ -190,7 +190,7 @@ def _registered(
 def _registered_server(
     principal: Principal, models: frozenset[str], param: str, wanted: McpServerTool
 ) -> wire.ServerTool | None:
-    """Return the registered server, or None if the request names a URL and is allowed to."""
+    """Return the registered server, or None if the request names a URL and may name one."""
     if wanted.server_url is None:
         if wanted.headers or wanted.authorization:
             text = "a registered server has its own headers: leave them out"

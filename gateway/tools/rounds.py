@@ -61,7 +61,7 @@ class RoundEvents(Protocol):
         ...
 
     def begin_approved(self, request_id: str, tool: PlannedTool, arguments: str) -> str:
-        """Open the item of an approved call, and return its id."""
+        """Open the item of an approved call, and return the item's id."""
         ...
 
     def answer(self, item_id: str, output: str, failure: str | None) -> bytes:

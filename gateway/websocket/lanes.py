@@ -1,4 +1,4 @@
-"""Orders the requests of a socket. Each stream is sequential, and streams run in parallel. Pure."""
+"""Orders the requests of a socket, so that each stream runs one request at a time. Pure."""
 
 from collections import deque
 from typing import Generic, TypeVar
