@@ -68,7 +68,7 @@ class CompletionTask(CompletionRequest, TextTask):
         del assets, prompt
 
     def new_pipe(self, assets: BaseAssets, prompt: EncodedPrompt) -> Callable[[], TextPipe]:
-        """Return a maker of pipes, which is the same for all prompts."""
+        """Return a maker of pipes. All prompts have the same maker."""
         del prompt
         return partial(TextPipe, assets.table, tuple(self.stops))
 

@@ -132,7 +132,7 @@ class HttpExchange:
 
     @property
     def tally(self) -> Tally:
-        """The sums over the answers so far, by the model that answers."""
+        """The sums over the answers so far, for the model that answers now."""
         return self._final or tally_of(self.generations, self.answers_per_prompt)
 
     def finish(self) -> Tally:

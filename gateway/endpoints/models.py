@@ -19,7 +19,7 @@ _JSON = "application/json"
 
 
 class Models:
-    """The two endpoints of one worker."""
+    """The endpoints `/v1/models` and `/v1/models/{id}` of one worker."""
 
     def __init__(self, *, directory: Directory, pools: PoolBoard) -> None:
         """`pools` reports the state of each model's pool."""

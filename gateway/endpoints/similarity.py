@@ -27,7 +27,7 @@ _SHARPNESS = 20.0
 
 
 class Similarity:
-    """The two endpoints of one worker."""
+    """The endpoints `/v1/rerank` and `/v1/classify` of one worker."""
 
     def __init__(self, embeddings: Embeddings) -> None:
         """`embeddings` accepts the requests and computes their vectors."""

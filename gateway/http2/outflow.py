@@ -24,7 +24,7 @@ UNREAD_BYTES_MAX = 1 << 20
 
 
 class Http2Outflow:
-    """The output of one connection."""
+    """Collects the output of one connection, and writes it once per turn of the event loop."""
 
     __slots__ = (
         "_due",
@@ -142,7 +142,7 @@ class Http2Outflow:
 
 
 def _cut(out: list[bytes | memoryview], stream: "Http2Stream", size: int) -> int:
-    """Add several DATA frames of a stream, and return their number."""
+    """Add `size` bytes of a stream as DATA frames, and return the number of frames."""
     frames = 0
     while size:
         part = min(size, FRAME_BYTES_MAX)

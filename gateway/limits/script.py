@@ -244,7 +244,7 @@ class LimitBatch:
             if not scope.row:
                 rows.append(scope)
                 scope.row = len(rows)
-        # in native byte order, which is little-endian on all supported machines
+        # packed in native byte order, which is little-endian on all supported machines
         packed_calls = array("I", numbers).tobytes()
         packed_rows = b"".join([scope.rest or self._pack_row(scope) for scope in rows])
         for scope in rows:

@@ -92,7 +92,7 @@ class ChainMemory:
     def __init__(self, bytes_max: int = _BYTES_MAX) -> None:
         """`bytes_max` bounds the memory of all cached chains together."""
         self._bytes_max = bytes_max
-        # By tenant and newest response, with the time of the last use. The oldest use is first.
+        # Chains by tenant and newest response, with the time of the last use. The oldest is first.
         self._chains: OrderedDict[tuple[str, str], tuple[KnownChain, float]] = OrderedDict()
         self.held_bytes = 0
 

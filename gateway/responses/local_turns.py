@@ -103,7 +103,7 @@ class LocalKeeping(Keeping):
         self._turns.begin(self._turn.id)
 
     def note_failure(self, response: bytes) -> None:
-        """Drop the response that the failed one continued."""
+        """Drop the response that the failed response continued."""
         del response
         self._turns.forget(self._continued)
 

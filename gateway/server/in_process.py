@@ -81,7 +81,7 @@ class _SinkWriter:
 
 
 class _InProcess:
-    """The connection of a request of the worker to itself."""
+    """The connection of an in-process request, without a socket."""
 
     ssl_context = peername = sockname = None
     access_log = None

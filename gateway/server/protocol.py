@@ -136,7 +136,7 @@ class HttpServer(web.Server):
         writer: AbstractStreamWriter,
         task: "asyncio.Task[None]",
     ) -> HttpRequest:
-        """Return the request of a message."""
+        """Return the aiohttp request for a parsed message."""
         if self.is_draining:  # Each answer closes its connection, so that clients reconnect.
             message = message._replace(should_close=True)
         is_unknown_version = message.version not in _VERSIONS
@@ -315,7 +315,7 @@ class HttpProtocol(RequestHandler):
 
     @property
     def body_budget(self) -> BodyBudget:
-        """The budget of unfinished bodies, all connections together."""
+        """The byte budget of the unfinished bodies of all connections."""
         return self._server.body_budget
 
     @property

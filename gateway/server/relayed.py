@@ -36,7 +36,7 @@ class RelayedResponse:
         self.response: LiveResponse | None = None
 
     def sink(self) -> "RelayedSink":
-        """Return the transport of a further request that writes."""
+        """Return the transport for the next request that writes to the client."""
         return RelayedSink(self)
 
     def begin(self, head: bytes, body: bytes) -> None:

@@ -53,7 +53,7 @@ class HttpRunner:
         )
 
     def say_goodbye(self) -> None:
-        """Close each connection after its next answer from now on."""
+        """From now on, close each connection after its next answer."""
         self.server.is_draining = True
         if self.server.other_version is not None:
             self.server.other_version.say_goodbye()

@@ -29,7 +29,7 @@ class ChoiceText:
 
     @property
     def content(self) -> str:
-        """The text."""
+        """The content of the answer."""
         return "".join(self._content)
 
     @property

@@ -67,7 +67,7 @@ class LogprobLine:
         return [TokenLogprob(token, *it) for token, it in zip(tokens, known, strict=False)]
 
     def push(self, entries: Sequence[TokenLogprob], characters: int) -> None:
-        """Add the entries of tokens that together have this many characters."""
+        """Add the entries of tokens whose texts together have `characters` characters."""
         for entry in entries:
             if entry.token not in self._hidden:
                 it = entry if self._has_begun else entry._replace(is_first=True)

@@ -107,7 +107,7 @@ class TextTokens:
 
 
 class _Writer:
-    """Redacts values until there is no room for more."""
+    """Redacts values until the document has no room for more text."""
 
     def __init__(self, rules: RedactionRules, most: int) -> None:
         self._rules = rules
@@ -236,7 +236,7 @@ _END = object()
 
 
 def _piece(value: object) -> str | None:
-    """Return the text of a message part that is only text."""
+    """Return the text of a message part that has only text, or None for any other value."""
     if not isinstance(value, dict):
         return None
     part = cast("dict[str, object]", value)

@@ -128,7 +128,7 @@ class _Written:
                 self._open = it
 
     def ended(self, *, is_cut: bool) -> Redacted:
-        """Return the whole text."""
+        """End the text, and return all of it."""
         self._close()
         self._parts.append(self._text[self._at : self._most])
         return Redacted("".join(self._parts), tuple(self._kinds), is_cut)

@@ -48,7 +48,7 @@ class TextShipping:
 
     @property
     def spool_bytes(self) -> int:
-        """Number of bytes on disk."""
+        """Number of bytes of texts in the spool."""
         return self._producer.stats.spool_bytes if self._producer else 0
 
     def ship(self, event: TextEvent) -> None:

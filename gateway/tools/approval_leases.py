@@ -49,7 +49,7 @@ class ApprovedWork:
 
     @property
     def place(self) -> str:
-        """The key of the lease in Valkey."""
+        """Key that identifies the call's lease in Valkey."""
         named = orjson.dumps([self.tenant_id, self.request_id, *self.call])
         return hashlib.sha256(named).hexdigest()
 

@@ -226,7 +226,7 @@ class ToolLoop:
         return [_answer(running, failure.message, now_s), *self._advance(now_s)]
 
     def on_time(self, now_s: float) -> list[LoopAction]:
-        """Check the deadline, and cancel all running calls after it."""
+        """Check the loop's deadline. After the deadline, all running calls are cancelled."""
         if now_s < self.ends_at_s or not self._running:
             return []
         actions: list[LoopAction] = []

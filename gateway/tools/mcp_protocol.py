@@ -45,7 +45,7 @@ class McpRefusalError(ToolCallError):
     """
 
     def __init__(self, code: int, message: str, supported: Sequence[str]) -> None:
-        """Set the server's error."""
+        """Set code, message and versions from the server's error."""
         super().__init__(
             f"the server says: {message[:_ERROR_CHARACTERS_MAX]} ({code})", is_fault=False
         )

@@ -139,7 +139,7 @@ class RoundTask(Protocol):
         ...
 
     def begin_rounds(self, uid: str) -> None:
-        """Prepare the event writers, before any request is submitted."""
+        """Create the event writers, before any request is submitted."""
         ...
 
     def next_round(
