@@ -30,7 +30,7 @@ async def read_parsed(request: web.Request, parse: Callable[[bytes], _Parsed]) -
 
 
 def takes_work(request: web.Request) -> bool:
-    """Return whether a body is large, by its declared length, or has no declared length."""
+    """Return whether a body is large or compressed, or does not declare its length."""
     length = request.content_length
     is_packed = hdrs.CONTENT_ENCODING in request.headers
     return length is None or length > _COUNTED_LATER_BYTES_MAX or is_packed

@@ -103,7 +103,7 @@ class ReleaseFence:
     ) -> tuple[Released, Segment | None]:
         """Add an item.
 
-        Returns the parts that may be sent, and the segment that the item ended, or None.
+        Returns the parts that may be sent, and the segment that ends with the item, or None.
         """
         if self._policy.kind is GuardFence.NONE:
             self._note_texts(delta)

@@ -30,7 +30,7 @@ class ResponseContext:
         before: Items of earlier turns, oldest first.
         items: Items of the response's own turn. Each reference is replaced by the item it names.
         ancestors: Ids of the continued responses, oldest first.
-        session: Key that groups the turns, empty if the response continues no other.
+        session: Key that groups the turns, empty if no response is continued.
         conversation_id: Conversation to which the turn is added, empty without a conversation.
         is_local: Whether a continued response exists only in this worker's memory, so that this
             response cannot be stored either.

@@ -225,7 +225,7 @@ class ResponseStore:
         if found.stored is None:
             text = f"Response '{response_id}' is still under way: delete it when it has ended."
             raise PlatformError(ErrorCode.CONFLICT, text)
-        # Without Valkey no request reads the copy there, which expires soon.
+        # Without Valkey no request reads the copy in Valkey, which expires soon.
         with suppress(ValkeyDownError):
             await self._hot.delete(response_id)
         try:
