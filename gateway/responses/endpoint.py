@@ -231,7 +231,7 @@ class Responses:
         )
 
     def _publisher(self, tenant_id: str, conversation_id: str) -> Publish | None:
-        """Return a function that adds a turn to its conversation, or None without one."""
+        """Return a function that adds a turn to its conversation, or None if there is none."""
         if not conversation_id:
             return None
 
