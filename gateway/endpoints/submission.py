@@ -68,9 +68,8 @@ def generation_specs(
 ) -> list[GenerationSpec]:
     """Return the specs of the answers to one prompt.
 
-    The defaults of the base's authors apply where the request sets no value. The second and later
-    answers wait until the first one has begun, and each has its own seed. `predicted` has the ids
-    that the caller expects of each answer.
+    The defaults of the base's authors apply where the request sets no value. Later answers wait
+    until the first one has begun, and have their own seeds. `predicted` has the expected ids.
     """
     sampling = task.sampling(assets.defaults)
     if (grammar := task.enforced(assets, prompt)) is not None:
