@@ -2,12 +2,13 @@
 
 One operation is one new token of one sequence, from `step()` of a driver in this process. `tok_s`
 is new tokens per second of wall-clock time, from the first step to the end of the last sequence.
-This includes the prefill of the 64-token prompts, which all differ, so nothing is cached.
-`openvino` serves the shipped base with its default options. Best and median of the rounds are
-reported, because the machine is shared. `ttft_ms` is for one prompt of 1,024 tokens on an idle
-engine, first with nothing cached, then with all but its last tokens cached. `sim` is the simulated
-engine in real time, with the CPU time of scheduling and token generation per token. Not measured:
-frames, transport, tokenizing. Run: `python -m benchmarks.engine_alone`.
+This includes the prefill of the prompts of 64 tokens, none of which is cached, because they all
+differ. `openvino` serves the shipped base with its default options. The result has best and median
+of the rounds, because the machine is shared. `ttft_ms` is the TTFT of one prompt of 1,024 tokens on
+an idle engine. It is measured with an empty cache, and with all of the prompt except its last
+tokens cached. `sim` is the simulated engine in real time. Its figure is the CPU time per token for
+scheduling and token generation. Not measured: frames, transport, tokenizing. Run:
+`python -m benchmarks.engine_alone`.
 """
 
 import random
@@ -52,8 +53,8 @@ def run(driver: Driver, prompts: list[list[int]], new_tokens: int) -> tuple[floa
 def closed_loop(driver: Driver, sequences: int, requests: int) -> float:
     """Return new tokens per second of 100-token answers at temperature 1, `sequences` at a time.
 
-    The load is like an HTTP load with OpenAI's defaults. Prompts have 30 tokens, and a sequence
-    starts when another one ends.
+    The sequences are like those of HTTP requests with OpenAI's defaults. Prompts have 30 tokens,
+    and a new sequence starts when another sequence ends.
     """
     waiting = [
         SequenceRequest(
@@ -82,7 +83,7 @@ def measure_openvino() -> dict[str, Any]:
     began_s = time.perf_counter()
     driver = load_openvino(SHIPPED_BASE, "benchmark", {})
     load_s = time.perf_counter() - began_s
-    run(driver, [prompt(_PROMPT_TOKENS) for _ in range(8)], 16)  # kernels are compiled at first use
+    run(driver, [prompt(_PROMPT_TOKENS) for _ in range(8)], 16)  # compiles the kernels
     throughput: dict[str, Any] = {}
     for batch in _BATCHES:
         walls_s = [

@@ -7,7 +7,7 @@ Result = dict[str, Any]
 
 
 def plans(result: Result, part: str, policy: str) -> tuple[float, float]:
-    """Return mean violation minutes of a day, and accelerator hours relative to the oracle's."""
+    """Return a policy's mean violated minutes of a day, and its multiple of the oracle's hours."""
     rows = [it for it in result[part] if it["demand"].startswith("diurnal24")]
 
     def of(name: str, figure: str) -> float:
@@ -121,7 +121,7 @@ def auto(result: Result) -> str:
 
 
 def auto_judged(result: Result) -> str:
-    """Cost and calibration of `auto` on public judgements, MMLU and GSM8K together."""
+    """Return cost and calibration of `auto` on public judgements, MMLU and GSM8K together."""
     both = result["both"]
     costs = both["cost_at_95_percent"]
     shown = (costs[name] for name in ("auto", "knn_words", "random"))

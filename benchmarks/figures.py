@@ -1,6 +1,6 @@
 """Figures of docs/benchmarks.md, each computed from one result file.
 
-No figure is typed here, so the page always agrees with the result files.
+No figure is written by hand, so the page always agrees with the result files.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class FigureRow:
         measure: Text of the first column.
         file: Name of the result file, without suffix.
         figure: Function that returns the text of the figure from the result.
-        target: Target with its unit if the figure misses it, or else empty.
+        target: Target with its unit, or an empty text if the figure meets its target.
     """
 
     measure: str

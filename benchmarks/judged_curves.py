@@ -1,8 +1,9 @@
-"""Curves of cost against accuracy for a strong and a weak model, and their figures, without I/O.
+"""Computes curves of cost and accuracy of a router between a strong and a weak model.
 
-A router orders questions by score, and the highest scores go to the strong model. Questions of
-equal score are drawn in random order, so that a router without any information yields the random
-mix.
+A router gives each question a score, and sends the questions with the highest scores to the strong
+model. A point of the curve is one share of questions that the strong model answers (strong calls).
+Questions of equal score are ordered at random. So a router without information has the curve of a
+random choice. The module does no I/O.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-# Shares of strong calls at which a curve has its points, as in RouteLLM's evaluation.
+# Shares of strong calls at the points of a curve, as in RouteLLM's evaluation.
 SHARES = np.linspace(0.0, 1.0, 11)
 _BINS = 10
 
@@ -70,7 +71,7 @@ class Curve:
 
     @property
     def recovered(self) -> float:
-        """Mean share of the gap between the models that is recovered (RouteLLM's APGR)."""
+        """Mean share of the models' accuracy gap that the router closes (RouteLLM's APGR)."""
         gap = self.accuracy[-1] - self.accuracy[0]
         middle = (self.accuracy[1:] + self.accuracy[:-1]) / 2
         return float((middle.mean() - self.accuracy[0]) / gap) if gap else 0.5
@@ -97,14 +98,14 @@ def curve_of(scores: Floats, judged: Judged) -> Curve:
 
 
 def calibration_error(predicted: Floats, right: Floats) -> float:
-    """Return the expected calibration error: mean |prediction - share of right|, by bins."""
+    """Return the expected calibration error: mean of |prediction - share of right| over bins."""
     bins = np.minimum((predicted * _BINS).astype(np.int64), _BINS - 1)
     gaps = np.bincount(bins, weights=predicted - right, minlength=_BINS)
     return float(np.abs(gaps).sum() / len(predicted))
 
 
 def error_by_chance(predicted: Floats, random: np.random.Generator, draws: int = 200) -> float:
-    """Return the mean calibration error if each prediction were the true probability."""
+    """Return the mean calibration error of answers drawn with the predicted probabilities."""
     errors = [
         calibration_error(predicted, (random.random(len(predicted)) < predicted).astype(np.float64))
         for _ in range(draws)

@@ -1,8 +1,9 @@
-"""Routers between two models: `auto` with the product's own code, kNN, random mix and oracle.
+"""Routers between two models: `auto` with the product's code, kNN, random choice and oracle.
 
-All are learned from the same judged questions. `auto` builds its table with `learned`, and `choose`
-decides. kNN is the mean of the nearest judged questions, by the product's features or by words. Its
-number of neighbours has the least log loss on the judged questions, each left out once.
+`auto` and kNN learn from the same judged questions. For `auto`, the function `learned` builds the
+table, and `choose` selects the model. The router kNN predicts the mean judgement of the nearest
+judged questions, by the product's features or by words. The number of neighbours is the one with
+the least log loss in leave-one-out predictions of the judged questions.
 """
 
 import math
@@ -85,7 +86,7 @@ def judged_of(questions: Sequence[JudgedQuestion]) -> Judged:
 def table_from(
     questions: Sequence[JudgedQuestion], priors: Mapping[str, QualityPrior]
 ) -> QualityTable:
-    """Return the table that the product learns if both answers of all questions are judged."""
+    """Return the table that the product learns from questions whose two answers are both judged."""
     turns = [
         LoggedTurn(features_of([it.text]).cluster, name, (LoggedOption(name, "1", 0.0, 1.0),), good)
         for it in questions
@@ -95,7 +96,7 @@ def table_from(
 
 
 def by_auto(questions: Sequence[JudgedQuestion], table: QualityTable) -> Predicted:
-    """Return the predictions of `auto`. A score is 1 / the least miss price that selects strong."""
+    """Return predictions of `auto`. Score: 1 / the least price of a miss that selects strong."""
     weak, strong, scores = list[float](), list[float](), list[float]()
     for it in questions:
         turn = AutoTurn(features_of([it.text]))
@@ -127,7 +128,7 @@ def by_neighbours(known: Judged, near: Floats, near_known: Floats, prices: Judge
 
 
 def word_vectors(texts: Sequence[str], known: int) -> Floats:
-    """Return hashed words and pairs of words, weighted by their rarity in the first texts."""
+    """Return hashed words and word pairs, weighted by their rarity in the first `known` texts."""
     counts = np.zeros((len(texts), _HASHED))
     for row, text in enumerate(texts):
         words = _WORD.findall(text.lower())
@@ -138,14 +139,14 @@ def word_vectors(texts: Sequence[str], known: int) -> Floats:
 
 
 def feature_vectors(texts: Sequence[str], known: int) -> Floats:
-    """Return the product's features of texts, in standard deviations of the first texts."""
+    """Return the product's features of texts, in standard deviations of the first `known` texts."""
     rows = np.array([_numbers(features_of([text])) for text in texts])
     spread = rows[:known].std(axis=0)
     return (rows - rows[:known].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
 
 
 def nearness(rows: Floats, columns: Floats) -> Floats:
-    """Return the negative squared distance of all pairs."""
+    """Return the negative squared distance of each row to each column."""
     squares = (rows**2).sum(axis=1)[:, None] + (columns**2).sum(axis=1)[None, :]
     return 2 * rows @ columns.T - squares
 
@@ -165,7 +166,7 @@ def _unit(rows: Floats) -> Floats:
 
 
 def _means(near: Floats, known: Judged, count: int) -> tuple[Floats, Floats]:
-    """Return the mean judgements of the nearest questions."""
+    """Return the mean judgements of the `count` nearest judged questions."""
     count = min(count, near.shape[1] - 1)
     nearest = np.argpartition(-near, count, axis=1)[:, :count]
     return known.weak[nearest].mean(axis=1), known.strong[nearest].mean(axis=1)
@@ -184,7 +185,7 @@ def _rules(miss_price: float) -> AutoRules:
 
 
 def _check_choice(turn: AutoTurn, table: QualityTable, miss_price: float) -> None:
-    """Assert that the product goes strong from this price of a miss on."""
+    """Assert that the product selects the strong model from this price of a miss on."""
     for factor, name in ((0.999, WEAK), (1.001, STRONG)):
         found = choose(CANDIDATES, turn, table, POOLS, _rules(miss_price * factor))
         assert found.model == name, (found, miss_price)

@@ -1,6 +1,6 @@
-"""Makes the tables of docs/benchmarks.md from the result files, for `make docs`.
+"""Generates the tables of docs/benchmarks.md from the result files, for `make docs`.
 
-A test compares the page with these tables.
+A test fails if the page differs from these tables.
 """
 
 import json

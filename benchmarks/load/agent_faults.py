@@ -1,15 +1,15 @@
-"""Measures how fast the node agent detects a fault of an engine, and how fast the replica recovers.
+"""Measures how fast an agent detects a fault of an engine, and how fast the replica recovers.
 
 One operation is a fault in an idle replica that is ready, at a random moment between two probes.
-Both times count from the moment of the fault. *Detected* is the first report to the control plane
-with a state other than ready. *Ready* is the next report with the state ready, from a new engine
-after its first canary. `triton_killed` and `stub_killed` are SIGKILLs. `frozen` is a SIGSTOP of the
-stub, during which Triton still reports ready. `agent_killed` is a SIGKILL of the agent, which is
-started again at once while a client reads a stream from the engine. Here *ready* is the first
-report of the new agent, with the same engine. The client's longest wait between two tokens is given
-for that stream and for an undisturbed stream. The back-off between restarts is set to its shortest,
-because rounds would otherwise wait for one another. Not measured: loading weights of a useful size,
-routers, clients.
+Two times are counted from the fault. The time *detected* ends with the first report to the control
+plane whose state is not ready. The time *ready* ends with the next report whose state is ready,
+when the new engine has answered its first probe. `triton_killed` and `stub_killed` are SIGKILLs.
+`frozen` is a SIGSTOP of the stub, during which Triton still reports ready. `agent_killed` is a
+SIGKILL of the agent, which is started again at once while a client reads a stream from the engine.
+In this case *ready* is the first report of the new agent, with the same engine. Another figure is
+the client's longest wait between two tokens, for this stream and for an undisturbed stream. The
+back-off between restarts has its smallest value, because with longer back-offs each round would
+wait for the round before. Not measured: loading weights of a useful size, routers, clients.
 Run: `python -m benchmarks.load.agent_faults [sim] [openvino]`.
 """
 
@@ -74,7 +74,7 @@ class ControlPlane(agent_pb2_grpc.AgentServiceServicer):
     async def first(
         self, since_s: float, is_meant: Callable[[agent.ObservedReplica], bool]
     ) -> tuple[float, agent.ObservedReplica]:
-        """Return the first report after a time that meets a condition, and its delay."""
+        """Return the delay and the content of the first matching report after `since_s`."""
         async with asyncio.timeout(_DEADLINE_S), self._changes:
             while True:
                 for at_s, seen in self.reports:
@@ -88,7 +88,7 @@ def _is_ready(seen: agent.ObservedReplica) -> bool:
 
 
 class FaultyNode:
-    """An agent with one replica."""
+    """A node whose agent runs one replica, and the faults that the benchmark causes."""
 
     def __init__(self, folder: Path, engine: str) -> None:
         write_random_model(folder / "model")
@@ -171,7 +171,7 @@ _FAULTS: dict[str, Callable[[agent.ObservedReplica], None]] = {
 
 
 async def _fault(node: FaultyNode, name: str, chance: random.Random) -> tuple[float, float]:
-    """Break the engine, and return the times of detection and of recovery."""
+    """Cause a fault of the engine, and return the times *detected* and *ready* in seconds."""
     _, seen = await node.plane.first(0.0, _is_ready)
     seen = node.plane.reports[-1][1]
     await asyncio.sleep(1.0 + chance.uniform(0, _PROBE_PERIOD_S))
@@ -213,7 +213,7 @@ async def _longest_wait_s(address: str, epoch: int) -> float:
 
 
 async def _restart(node: FaultyNode, epoch: int) -> tuple[float, float]:
-    """Kill the agent during a stream. Returns the first report's time and the longest wait."""
+    """Kill the agent during a stream. Returns the time *ready* and the stream's longest wait."""
     _, seen = await node.plane.first(0.0, _is_ready)
     seen = node.plane.reports[-1][1]
     loop = asyncio.get_running_loop()

@@ -1,9 +1,9 @@
-"""Runs chains of responses while servers are killed, and counts lost responses.
+"""Runs chains of responses while servers are killed, and counts stored responses that are lost.
 
 One operation is a turn of a chain of responses, over the gateway of a whole stack on the `sim`
 driver. Gateway, control plane, Valkey and PostgreSQL are killed by SIGKILL, one after the other.
-Each complete answer reports whether it was stored. In the end every response that was reported as
-stored is read, and none may be lost. Not measured: turns without an answer.
+Each complete answer reports whether it was stored. At the end the benchmark reads every response
+that was reported as stored. None may be lost. Not measured: turns without an answer.
 Run: `python -m benchmarks.load.churn [--turns 200] [--seconds 600]`.
 """
 
@@ -36,7 +36,7 @@ _BODY: dict[str, Any] = {
 
 
 class ChurnLoad:
-    """A load of chains at a rate of turns, with their outcomes.
+    """A client that runs chains of responses at a rate of turns, and counts their outcomes.
 
     Attributes:
         counts: Outcomes of turns, by name.
@@ -73,7 +73,7 @@ class ChurnLoad:
                 self.stored.append(response["id"])
 
     async def _turn(self, previous: str | None) -> dict[str, Any] | None:
-        """Return the answer of a turn, or None without an answer, so that the turn is repeated."""
+        """Return the answer of a turn, or None without one. The chain then repeats the turn."""
         body = _BODY if previous is None else _BODY | {"previous_response_id": previous}
         try:
             async with asyncio.timeout(_TURN_S), self._http.post(self._url, json=body) as answer:
@@ -114,7 +114,7 @@ class ChurnLoad:
 
 
 async def _killing(stack: BenchmarkStack, seconds: float) -> None:
-    """Kill each server once, spread over the time of the load."""
+    """Kill each server once, evenly spread over `seconds`."""
     for name in _KILLED:
         await asyncio.sleep(seconds / (len(_KILLED) + 1))
         os.kill(_pids(stack)[name], signal.SIGKILL)

@@ -3,13 +3,14 @@
 One operation of `pages` is all requests of one page, one after another, to a real control plane.
 PostgreSQL has 10,000 tenants, 1,000 models and 200 replicas. The local trace store has 50 million
 requests of 2,000 tenants in the last 30 days, with rollups of hours by the service's own loop.
-Queries of pages reach the store through the telemetry service's own HTTP. `wall_ms` is the page's
-wait for all its answers. `cpu_ms` is the CPU time of control plane, telemetry and store for it. Not
-measured: the browser, and telemetry's sink (nothing is written meanwhile).
+Queries of pages reach the store through the HTTP API of the telemetry service. `wall_ms` is the
+time until the page has all its answers. `cpu_ms` is the CPU time of control plane, telemetry and
+store for the page. Not measured: the browser, and telemetry's sink (nothing is written meanwhile).
 
-`live` is the control plane's additional CPU time with 20 viewers, in percent of a core, while each
-read of the fleet finds another state. Goals are 3 requests and 100 ms per page, and 1 % for the
-feed. It needs 4 GiB of disk. Run: `python -m benchmarks.load.console [--requests N]`.
+`live` is the control plane's additional CPU time for 20 viewers of the feed, in percent of a core.
+Each time the control plane reads the fleet, the state has changed. Goals are 3 requests and 100 ms
+per page, and 1 % for the feed. The benchmark needs 4 GiB of disk. Run:
+`python -m benchmarks.load.console [--requests N]`.
 """
 
 import argparse
@@ -73,13 +74,13 @@ _OBJECTS = (
     "SELECT 'model-' || n, 'base', encode(sha256(n::text::bytea), 'hex'), '1', 1, "
     "'pool-' || n % 20 FROM generate_series(0, 999) n",
 )
-# Objects without a report would be lost within seconds.
+# Renews the reports of all objects, because objects without a report become `lost` in seconds.
 _ALIVE = (
     "UPDATE routers SET seen_at = now(), is_gone = false",
     "UPDATE nodes SET seen_at = now(), is_lost = false",
     "UPDATE cells SET router_id = 'router', router_address = '127.0.0.1:1'",
 )
-# A router's report on each cell, with other numbers at each read.
+# A router's report on each cell, whose numbers differ at each read.
 _REPORT = """
 INSERT INTO cell_demands (cell_id, router_id, epoch, number, report, received_at)
 SELECT id, 'router', 1, $1::bigint, jsonb_build_object('running', $1::bigint % 900, 'ready', 5,
@@ -278,7 +279,7 @@ async def _live(url: str, child: ChildProcess, database: asyncpg.Connection) -> 
                 task.cancel()
         return spent_s / _LIVE_S * 100, told
 
-    # The first minute of a process costs more than later ones, so its measurement is discarded.
+    # Discards the process's first minute, which costs more CPU time than later minutes.
     await measured(0)
     without, _ = await measured(0)
     one, _ = await measured(1)
@@ -336,7 +337,7 @@ async def _run(home: Path, requests: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure pages and feed. Only 50 million requests write `benchmarks/results/console.json`."""
+    """Measure, and write `benchmarks/results/console.json` if there are 50 million requests."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=_REQUESTS)
     requests = parser.parse_args().requests
@@ -346,7 +347,7 @@ def main() -> None:
         results = asyncio.run(_run(home, requests))
     finally:
         shutil.rmtree(home)
-    if requests != _REQUESTS:  # a trial with too few requests for the goal
+    if requests != _REQUESTS:  # too few requests for the goal, so no result file
         print(json.dumps(results, indent=2))
         return
     assert __doc__ is not None

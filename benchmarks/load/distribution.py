@@ -1,12 +1,12 @@
 """Simulates the distribution of artifacts to a fleet, and measures its time and the planning cost.
 
-One operation is one artifact from the store to every node, planned by the real planner over
-simulated links (see docs/distribution.md). One case is a 100 MB adapter for 1,000 nodes, another a
-140 GB base for 200 nodes. Both also run with 5 % of the nodes killed and two nodes that serve
-corrupt chunks, and with the stores unreachable. Figures are virtual seconds, copies by their
-source, and the planner's CPU time of a round and of a report. Not measured: agents, disks, hashing,
-the wire. The run needs about three minutes of one core. Run: `python -m
-benchmarks.load.distribution`.
+One operation distributes one artifact from the store to every node. The real planner plans it over
+simulated links (see docs/distribution.md). One case is an adapter of 100 MB for 1,000 nodes,
+another a base of 140 GB for 200 nodes. Both cases also run with faults. In one, 5 % of the nodes
+are killed and two nodes serve corrupt chunks. In the other, the stores are unreachable. Figures are
+simulated seconds, the number of copies by their source, and the planner's CPU time per round and
+per report. Not measured: agents, disks, hashing, the network. The run needs about three minutes of
+one core. Run: `python -m benchmarks.load.distribution`.
 """
 
 from benchmarks.results import write_result

@@ -1,12 +1,12 @@
 """Measures the speed of the embedding model through a real Triton.
 
-One operation is one text as token ids over gRPC, to its vector of 384 numbers. The model is the
-packaged MiniLM with its default options (one thread, float32). `one_at_a_time` is a client that
-waits for each answer, in ms. `at_once` has 64 texts in flight, in texts per second, with the mean
-number of texts per batch of Triton. Short texts have 9 tokens, mixed texts 4 to 64, long texts 256,
-special tokens included. `engine_cpu_ms` is the CPU time of Triton and its stub per text, which
-hardly depends on other load of the machine. Not measured: tokenizing, HTTP. It needs the package of
-requirements/embed.lock. Run: `python -m benchmarks.load.embed`.
+One operation sends one text as token ids over gRPC, and receives its vector of 384 numbers. The
+model is the packaged MiniLM with its default options (one thread, float32). `one_at_a_time` is the
+latency in ms of a client that waits for each answer. `at_once` is texts per second with 64 texts in
+flight, and the mean number of texts per batch of Triton. Short texts have 9 tokens, mixed texts 4
+to 64, long texts 256, special tokens included. `engine_cpu_ms` is the CPU time of Triton and its
+stub per text, which hardly depends on other work on the machine. Not measured: tokenizing, HTTP.
+The benchmark needs the package of requirements/embed.lock. Run: `python -m benchmarks.load.embed`.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
 One operation is one request through gateway, router and the `sim` driver inside a real Triton, with
 keys, limits, tokenizing and events on. Clients run on the same cores, which slows the servers. Not
-measured: a network, TLS, an engine that computes. `soak` runs for an hour, or for a number of
-minutes. Run: `python -m benchmarks.load.gateway ttft|jitter|prompts|unary|streams|soak [MINUTES]`.
+measured: a network, TLS, an engine that computes. `soak` runs for an hour, or for `MINUTES`. Run:
+`python -m benchmarks.load.gateway ttft|jitter|prompts|unary|streams|soak [MINUTES]`.
 """
 
 import asyncio
@@ -38,19 +38,19 @@ from cli.stack.ports import read_ports
 from sluice.kserve import HostStream
 
 STEP_S = 0.02
-# Options of the `sim` engine that make a step with many tokens as short as with one token.
+# Options of the `sim` engine with which a step of many tokens is as short as a step of one token.
 FREE_TOKENS = {
     "cost_decode_row_s": "0",
     "cost_prefill_token_s": "0",
     "cost_context_token_s": "0",
 }
 _ROUNDS = 3
-_JITTER_STREAMS = (50, 200, 500)  # numbers of streams, of which 500 use about 60 % of two cores
+_JITTER_STREAMS = (50, 200, 500)  # numbers of streams. 500 streams use about 60 % of two cores
 _JITTER_FIGURES = ("requests", "errors", "problems", "tokens", "ttft_ms", "cpu_us_per_token")
 _PARKED = 10_000
 _SOAK_MIN = 60
 _CHURN_PER_S = 50
-_SOAK_STEP_S = 0.2  # a longer step, because each step costs the router work for all open streams
+_SOAK_STEP_S = 0.2  # long, because each step costs the router work for all open streams
 
 
 def configure(stack: BenchmarkStack, **options: str) -> None:
@@ -91,7 +91,7 @@ def _wait(is_so: Callable[[], bool]) -> None:
 
 
 def groups_of(stack: BenchmarkStack) -> dict[str, list[int]]:
-    """Return the processes whose CPU is counted, by name."""
+    """Return the pids of the processes whose CPU time is measured, by name."""
     pids = {p["name"]: [p["pid"]] for p in stack.status()["processes"]}
     return {name: pids[name] for name in ("gateway", "router")}
 
@@ -99,9 +99,9 @@ def groups_of(stack: BenchmarkStack) -> dict[str, list[int]]:
 def measure_ttft(stack: BenchmarkStack) -> dict[str, Any]:
     """Measure requests one after the other on an engine whose steps need no time.
 
-    All of the TTFT is then overhead. `engine_ms` is the TTFT of a client that is attached directly
-    to the same Triton, in turns with the requests. The difference is the share of gateway and
-    router.
+    So the whole TTFT is overhead. `engine_ms` is the TTFT of a client that is attached directly to
+    the same Triton, measured alternately with the requests. The difference is the overhead of
+    gateway and router.
     """
     configure(stack, cost_step_s="0", **FREE_TOKENS)
     load = replace(stack.load(1, 250), max_tokens=4)
@@ -131,12 +131,13 @@ async def _engine_ttft(stack: BenchmarkStack, requests: int) -> dict[str, float]
 def measure_jitter(stack: BenchmarkStack) -> dict[str, Any]:
     """Measure how much longer the gaps between tokens are than the engine's steps of 20 ms.
 
-    `through` has the gaps through gateway and router, by the kernel's arrival times at the client.
-    `straight` has the gaps of as many sequences attached directly to the same Triton, in turns with
-    the others. These are the share of the engine host, Triton and the machine. `added_p99_ms` is
-    the share of gateway and router, the median of the rounds' differences. The starts of streams
-    are spread over the length of an answer. The client shares the cores. `machine_busy` is the
-    share of the cores in use by all processes.
+    `through` has the gaps of streams through gateway and router, by the kernel's arrival times at
+    the client. `straight` has the gaps of an equal number of sequences that are attached directly
+    to the same Triton, measured alternately. The gaps of `straight` are caused by engine host,
+    Triton and the machine. `added_p99_ms` is what gateway and router add, as the median over the
+    rounds of the difference of both. Streams start at different times, evenly over the length of an
+    answer. The client uses the same cores as the servers. `machine_busy` is the share of the cores
+    in use by all processes.
     """
     steps_file = stack.home / "steps"
     configure(stack, cost_step_s=str(STEP_S), **FREE_TOKENS, steps_file=str(steps_file))
@@ -178,7 +179,7 @@ def measure_jitter(stack: BenchmarkStack) -> dict[str, Any]:
 
 
 def _busy(before: Any, after: Any) -> float:
-    """Return the share of the machine's cores in use between two readings of its CPU times."""
+    """Return the mean share of busy cores between two readings of the machine's CPU times."""
     total = sum(after) - sum(before)
     idle = after.idle - before.idle + after.iowait - before.iowait
     return round(1 - idle / total, 2)
@@ -187,11 +188,12 @@ def _busy(before: Any, after: Any) -> float:
 def measure_prompts(stack: BenchmarkStack) -> dict[str, Any]:
     """Measure the TTFT of short requests alone, and beside two prompts of 220 KB per second.
 
-    Eight clients repeat short requests without a pause, so the cores are nearly full. The engine
-    computes prompts in no time and in one step. The long prompts are sent by another process, in
-    turns. `beside_gateway` sends them through the gateway, which is the case of interest. The other
-    cases cause as much work elsewhere on the machine (see `benchmarks.load.long_prompts`). Rounds
-    alternate. Percentiles are of all rounds together, `p99_of_rounds_ms` of each round.
+    Eight clients repeat short requests without a pause, so the cores are nearly busy. The engine
+    computes any prompt in one step that takes no time. Another process sends the long prompts. In
+    `beside_gateway` it sends them through the gateway, which is the case of interest. In the other
+    cases it causes an equal amount of work elsewhere on the machine (see
+    `benchmarks.load.long_prompts`). Rounds of the cases alternate. Percentiles are of all rounds
+    together, and `p99_of_rounds_ms` has one for each round.
     """
     _lengthen_context(stack, 200_000)
     configure(
@@ -286,7 +288,7 @@ def measure_unary(stack: BenchmarkStack) -> dict[str, Any]:
 
 
 async def measure_streams() -> dict[str, Any]:
-    """Measure the memory of one worker per open stream, and after all streams have ended.
+    """Measure a worker's memory per open stream, and its memory after all streams have ended.
 
     The worker runs with Valkey and a scripted router (see `benchmarks.load.parked`).
     """
@@ -310,7 +312,7 @@ async def measure_soak(minutes: int) -> dict[str, Any]:
     """Measure the memory of one worker with 10,000 open streams, 50 of them replaced per second.
 
     The worker runs with Valkey and a scripted router (see `benchmarks.load.parked`). There is no
-    broker, so events are spooled. `mib` should not grow after the first minutes.
+    broker, so events are spooled to disk. The memory `mib` should not grow after the first minutes.
     """
     async with running_site(_SOAK_STEP_S) as site:
         churn = await churned(site, _PARKED, _CHURN_PER_S, minutes)
@@ -334,7 +336,7 @@ _MEASURES = {
 
 
 def main() -> None:
-    """Run the named measurements, by default all but the soak, and write a result file for each."""
+    """Run the named measurements, by default all except `soak`, and write a result of each."""
     named = sys.argv[1:] or [*_MEASURES, "streams"]
     minutes = int(named.pop()) if named[-2:-1] == ["soak"] else _SOAK_MIN
     for name in named:

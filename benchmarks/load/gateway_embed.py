@@ -1,9 +1,9 @@
-"""Measures the gateway's cost for embeddings, compared with the replica that computes them.
+"""Measures the gateway's CPU time and latency for embeddings, beside those of the replica alone.
 
 One operation is one request for the embedding of one short text (about 9 tokens) through the whole
 local stack. It includes key, limits, tokenizing, event, and the answer as base64. `gateway_cpu_ms`
 is the CPU time of the gateway per request. `p50_ms` and `p99_ms` are the latencies of a client that
-waits for each answer. `direct_*` are the latencies of the same client at the replica itself. Client
+waits for each answer. `direct_*` are the latencies if the client calls the replica directly. Client
 and servers share the machine. Not measured: a network, TLS. The benchmark needs the package of
 requirements/embed.lock. Run: `python -m benchmarks.load.gateway_embed`.
 """

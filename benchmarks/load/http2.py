@@ -1,10 +1,11 @@
 """Measures the CPU time of streams over a few HTTP/2 connections, compared with HTTP/1.1.
 
 One operation is one streamed token of a chat through router and gateway, with keys, limits and
-tokenizing on. The tokens are from the `sim` driver (steps of 20 ms) inside a real Triton. In
-`http1`, each stream has its own connection. In `http2`, 500 streams share eight connections. Both
-cases run in turns with the same requests. Not measured: the engine, and the client, which only
-counts. The medians of the rounds are the figures to read. Run: `python -m benchmarks.load.http2`.
+tokenizing on. The `sim` driver inside a real Triton generates the tokens, in steps of 20 ms. In
+`http1`, each stream has its own connection. In `http2`, 500 streams share eight connections. Rounds
+of both cases alternate, with the same requests. Not measured: the engine, and the client, which
+only counts streams. The medians of the rounds are the figures to read. Run:
+`python -m benchmarks.load.http2`.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
 
 
 class _Counter(asyncio.Protocol):
-    """A client that parses only the headers of frames, and counts the streams that end."""
+    """An HTTP/2 client that parses only frame headers, and counts the streams that have ended."""
 
     def __init__(self, streams: int, key: str) -> None:
         self._left, self._key, self._rest = streams, key, b""
@@ -140,7 +141,7 @@ async def _measured(stack: BenchmarkStack) -> dict[str, dict[str, float]]:
 
 
 def _per_token(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Return the median CPU per token of each process and of both, in microseconds."""
+    """Return the median CPU time per token of each process and their sum, in microseconds."""
     for found in rounds:
         found["total"] = sum(found.values())
     tokens = _STREAMS * _TOKENS

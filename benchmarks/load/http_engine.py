@@ -1,7 +1,8 @@
 """Simulates an OpenAI-compatible engine with streams, for the proxies of `benchmarks.load.peers`.
 
-At each step all open streams receive a token, as from a batch, but no token is computed. Bytes are
-framed once and written raw, so that the engine costs less CPU than any proxy before it.
+At each step all open streams receive a token, as from a batch, but no token is computed. The bytes
+of an event are built once and written to all sockets. So the engine needs less CPU time than any
+proxy.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ _left: dict["_Connection", int] = {}  # number of tokens still to be sent on eac
 
 
 class _Connection(asyncio.Protocol):
-    """A connection from a proxy."""
+    """A proxy's connection to the engine."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport, self._received = cast("asyncio.Transport", transport), b""

@@ -1,11 +1,11 @@
 """Measures the CPU time of an unused stack: `python -m benchmarks.load.idle`.
 
 One operation is a minute without requests of a running `sluice up`, which serves a chat and an
-embedding model on the CPU engine. The minute before is not measured, so that the stack is idle.
-Figures are the CPU time of each process and its children, in percent of one core. Another figure is
-the voluntary context switches of its threads per second. Not measured: memory, and the cost of
-requests. CPU time is less sensitive to other work on the machine than wall time, although such work
-makes each wake-up dearer.
+embedding model on the CPU engine. The first minute after the start is not measured, because the
+stack is not idle yet. One figure is the CPU time of each process and its children, in percent of
+one core. Another figure is the number of voluntary context switches (sleeps) of its threads per
+second. Not measured: memory, and the cost of requests. Other work on the machine affects CPU time
+less than wall time, but makes each wake-up of a thread more expensive.
 """
 
 import os

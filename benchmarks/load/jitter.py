@@ -1,8 +1,8 @@
 """Computes the delay between the end of an engine step and a token's arrival at its client.
 
 The `sim` driver records when its steps ended, and clients record when tokens arrived, both by the
-machine's monotonic clock. A running sequence receives one token in every step, so only its first
-step has to be determined. All functions are without I/O.
+machine's monotonic clock. A running sequence receives one token in every step. So once its first
+step is determined, the steps of all its tokens are known. The module does no I/O.
 """
 
 from bisect import bisect_right
@@ -14,11 +14,12 @@ from benchmarks.load.sse_client import percentile_ms
 
 
 def delays_s(arrivals_s: Sequence[float], steps_s: Sequence[float]) -> list[float]:
-    """Return the delay of each token of one answer after its step, empty if no first step fits.
+    """Return the delay of each token after its step, or an empty list if no first step fits.
 
-    The first step is the latest step for which no token arrived before the end of its own step. If
-    every token of an answer was delayed by more than a step, the delays are too small by whole
-    steps. So the delays are a lower bound, while differences between tokens are exact.
+    The function assumes the latest first step for which no token arrived before the end of its own
+    step. If every token of the answer was delayed by more than a step, this assumption makes the
+    delays too small by whole steps. So the delays are lower bounds, but differences between tokens
+    are exact.
     """
     firsts = [
         bisect_right(steps_s, arrived_s) - 1 - index for index, arrived_s in enumerate(arrivals_s)
@@ -30,10 +31,10 @@ def delays_s(arrivals_s: Sequence[float], steps_s: Sequence[float]) -> list[floa
 
 
 def added(answers_s: Sequence[Sequence[float]], steps_s: Sequence[float]) -> dict[str, Any]:
-    """Return the delays of tokens, and of gaps between tokens, on the way from the engine.
+    """Return the delays of tokens after their steps, and the lengthening of gaps between tokens.
 
-    `delay_ms` is the time from the step's end to the client. `added_gap_ms` is the length of a gap
-    between two tokens at the client minus its length in the engine. About half of these are
+    `delay_ms` is the time from the step's end to the client. `added_gap_ms` is the gap between two
+    tokens at the client minus the gap between their steps. About half of these differences are
     negative.
     """
     delays = [delays_s(arrivals_s, steps_s) for arrivals_s in answers_s]

@@ -1,8 +1,8 @@
-"""Sends two prompts of 220 KB per second from another process, or causes other work of equal cost.
+"""Sends two prompts of 220 KB per second from another process, or causes an equal amount of work.
 
-`gateway` sends the prompts through the whole platform. `engine` sends as many ids directly to the
-same Triton, without gateway and router. `tokenizer` only tokenizes them in that process, like any
-other work of this size on shared cores.
+The kind `gateway` sends the prompts through the whole platform. `engine` sends an equal number of
+token ids directly to the same Triton, without gateway and router. `tokenizer` only tokenizes the
+prompts in the other process, which represents any other work on the shared cores.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ KINDS = ("gateway", "engine", "tokenizer")
 
 @contextmanager
 def sent(kind: str, load: StreamLoad, engine: tuple[str, str]) -> Generator[list[float]]:
-    """Send prompts while the block runs. The list receives each prompt's milliseconds at the end.
+    """Send prompts while the block runs. At the end the list has each prompt's time in ms.
 
     Args:
         kind: One of `KINDS`.
-        load: Load of the other clients, whose address is the gateway's.
+        load: Load of the other clients, which has the gateway's address.
         engine: Address and model of the Triton.
 
     Raises:
@@ -73,7 +73,7 @@ def _run(
 
 
 def _texts() -> list[str]:
-    """Return texts whose first words differ, also from the texts of earlier processes."""
+    """Return texts with unique first words, so that no prefix is cached from earlier processes."""
     first = time.time_ns() // 1_000_000
     return [
         f"{first + index} {_SENTENCE * (_BYTES // len(_SENTENCE))}" for index in range(_PROMPTS_MAX)
@@ -105,7 +105,7 @@ def _tokenized(_load: StreamLoad) -> Callable[[int], object]:
 
 
 def _in_threads(work: Callable[[int], object], begun: Event, ended: Event) -> list[float]:
-    """Repeat the work until the end, and return the seconds of each repetition."""
+    """Repeat the work in threads until `ended` is set, and return each repetition's seconds."""
     took_s: list[float] = []
 
     def one(index: int) -> None:

@@ -1,8 +1,8 @@
-"""Measures the gateway's cost of open streams, with one worker, a scripted router and real sockets.
+"""Measures a gateway worker's memory with open streams, a scripted router and real sockets.
 
-No engine is involved, because ten thousand sequences need very long steps, and an agent would treat
-such an engine as frozen. A real router also lets only 4,096 requests wait. The router here sends
-each request one token and then nothing more, so that the streams stay open.
+The scripted router sends one token for each request and then nothing, so that the streams stay
+open. A real engine would need very long steps for ten thousand sequences, and its agent would treat
+it as frozen. A real router would also accept only 4,096 waiting requests.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _SAMPLE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ParkedSite:
-    """A gateway process with its servers. `load` describes the requests to this gateway."""
+    """A gateway process with its servers, and `load`, which describes requests to this gateway."""
 
     load: StreamLoad
     process: psutil.Process
@@ -106,7 +106,7 @@ def _objects(digest: str, router_address: str) -> control.Objects:
 def _gateway(
     home: Path, objects: control.Objects, valkey: str, program: Sequence[str]
 ) -> tuple[ProcessSpec, int]:
-    """Return the process, which starts from a snapshot, and its port."""
+    """Start the gateway from a snapshot, without a control plane. Returns process and port."""
     state, port = home / "state", free_port()
     snapshot = control.WatchResponse(version=1, is_snapshot=True, upserts=objects)
     write_snapshot(iter([snapshot.SerializeToString()]), state / "control.snapshot")
@@ -140,7 +140,7 @@ class _Count:
     why: bytes = b""
 
     async def begins(self, least: int) -> None:
-        """Wait until a number of streams have begun.
+        """Wait until at least `least` streams have begun.
 
         Raises:
             RuntimeError: A stream was refused.
@@ -152,7 +152,7 @@ class _Count:
 
 
 class _Stream(asyncio.Protocol):
-    """A stream that is opened and left open."""
+    """A client's stream that stays open until `leave`."""
 
     __slots__ = ("_count", "_has_begun", "_has_left", "_request", "_transport")
 
@@ -164,7 +164,7 @@ class _Stream(asyncio.Protocol):
 
     @classmethod
     async def open(cls, site: ParkedSite, request: bytes, count: _Count) -> "_Stream":
-        """Return a new stream, which has not begun."""
+        """Return a new stream whose request is sent, but not yet answered."""
         _, stream = await asyncio.get_running_loop().create_connection(
             lambda: cls(request, count), site.load.host, site.load.port
         )
@@ -189,13 +189,13 @@ class _Stream(asyncio.Protocol):
         self._count.cut += not self._has_left
 
     def leave(self) -> None:
-        """Hang up."""
+        """Close the connection, as a client that disconnects."""
         self._has_left = True
         self._transport.abort()
 
 
 async def parked(site: ParkedSite, streams: int) -> int:
-    """Open streams, a few at a time, return the memory in bytes with all open, and close them.
+    """Open streams, a few at a time, and close them. Returns the memory in bytes with all open.
 
     Raises:
         RuntimeError: A stream was refused, for the reason in the message.
@@ -211,7 +211,7 @@ async def parked(site: ParkedSite, streams: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """Results of a load of streams that are regularly replaced.
+    """Results of a run in which open streams are regularly replaced by new ones.
 
     Attributes:
         begun: Number of requests.

@@ -1,12 +1,13 @@
-"""Measures the CPU time of Sluice and of other proxies in turns, because ratios resist noise.
+"""Compares the CPU time of Sluice with that of other proxies (peers).
 
-There are two operations, one streamed token, and one request with two tokens, from engines whose
-steps have 20 ms. Sluice's gateway and router have keys, limits, tokenizing and events on, before
-the `sim` driver in a real Triton. The peers forward the streams of `benchmarks.load.http_engine`,
-with no such function on. Not measured: the CPU of engines and client. Each peer needs its own
+There are two operations, one streamed token, and one request with two tokens. The engines have
+steps of 20 ms. Rounds of all proxies alternate, because ratios within a round are less sensitive to
+noise. Sluice's gateway and router run in front of the `sim` driver in a real Triton, with keys,
+limits, tokenizing and events on. The peers have no such functions on, and forward the streams of
+`benchmarks.load.http_engine`. Not measured: the CPU of engines and client. Each peer needs its own
 environment (`pip install smg`, `sglang-router`, `vllm-router`). A peer is measured if its program
-is an argument or on PATH. Run: `python -m benchmarks.load.peers [PATH/smg] [PATH/sglang-router]
-...`.
+is an argument or on PATH. Run:
+`python -m benchmarks.load.peers [PATH/smg] [PATH/sglang-router] ...`.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from benchmarks.load.stack import started
 from benchmarks.results import write_result
 from sluice.process import free_port
 
-# First arguments of each peer's program.
+# First arguments of each peer's program, by the program's name.
 _PEERS: dict[str, tuple[str, ...]] = {
     "smg": ("launch",),
     "sglang-router": ("launch",),
@@ -40,7 +41,7 @@ _START_S = 60.0
 
 def _rounds(loads: dict[str, StreamLoad], groups: dict[str, list[int]]) -> dict[str, Any]:
     figures = {name: asyncio.run(run_load(load, groups)) for name, load in loads.items()}
-    for one in figures.values():  # unfinished requests have used the processor as well
+    for one in figures.values():  # requests that failed have used CPU time as well
         if one["problems"] or one["errors"]:
             raise RuntimeError(f"not all was answered: {one}")
     return figures
@@ -137,7 +138,7 @@ def measure(programs: Sequence[Path]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure Sluice and the peers that are on the command line, or else on PATH."""
+    """Measure Sluice, and the peers that the command line names or PATH contains."""
     found = [path for name in _PEERS if (path := shutil.which(name)) is not None]
     programs = [Path(it) for it in sys.argv[1:] or found]
     if unknown := [str(it) for it in programs if it.name not in _PEERS or not it.exists()]:

@@ -1,12 +1,12 @@
 """Measures the time from an adapter in a directory to its first token, on a local stack.
 
 One operation is `sluice models publish` of a directory with an adapter that is new to all nodes
-(upload, checks, release). Then a streamed chat request is repeated until a gateway accepts the
-name. The time ends at the first token of an answer that proves to be in the adapter's style. In
-`promoted`, a model serves the adapter, so nodes may load it before the request. In
-`asked_for_first`, a request is the first that needs the version, and waits for it. The command is a
-Python process, whose start is included. Not measured: a network, other nodes, large adapters (the
-shipped one has 0.1 MB).
+(upload, checks, release). Then a streamed chat request is repeated until the gateway accepts the
+model's name. The time ends at the first token of the accepted answer, whose text must show the
+adapter's style. In `promoted`, the model is pointed at the version, so nodes may load the adapter
+before the request. In `asked_for_first`, no model points at the version, so the first request that
+names it waits until the adapter is loaded. The time includes the start of the command's Python
+process. Not measured: a network, other nodes, large adapters (the shipped one has 0.1 MB).
 Run: `python -m benchmarks.load.publish`.
 """
 
@@ -43,9 +43,9 @@ class Round:
 
     Attributes:
         published_s: Seconds until the command has ended.
-        known_s: Seconds until the first accepted request, when the gateway has the name.
+        known_s: Seconds until the gateway accepted a request with the name.
         first_token_s: Seconds until the first token.
-        command_cpu_s: CPU time of the command alone, which a busy machine lengthens.
+        command_cpu_s: CPU seconds of the command alone.
     """
 
     published_s: float
@@ -95,7 +95,7 @@ def _time_request(client: httpx.Client, model: str) -> tuple[float, float]:
 
 def _content(line: str) -> str:
     data = line.removeprefix("data: ")
-    if data in {line, "[DONE]"}:  # a line without the prefix is not an event
+    if data in {line, "[DONE]"}:  # no event, or the end of the stream
         return ""
     choices = json.loads(data)["choices"]
     return choices[0]["delta"].get("content") or "" if choices else ""
@@ -104,10 +104,10 @@ def _content(line: str) -> str:
 def _publish(
     stack: BenchmarkStack, client: httpx.Client, folder: Path, version: int, option: str
 ) -> Round:
-    """Publish one version, request it, and return the times of both."""
+    """Publish one version, send a request to it, and return the times."""
     directory = folder / str(version)
     shutil.copytree(_ADAPTER, directory)
-    (directory / "README.md").write_text(f"version {version}\n")  # another digest
+    (directory / "README.md").write_text(f"version {version}\n")  # changes the digest
     name = "parrot" if option == "--promote" else f"parrot@{version}"
     base_model = "--base-model=sluice-tiny"
     began_at, cpu_s = time.perf_counter(), _children_cpu_s()

@@ -1,11 +1,11 @@
-"""Measures one tenant's requests with tools beside another tenant's oversized prompts.
+"""Measures how another tenant's oversized prompts slow one tenant's requests with tools.
 
-One operation is one chat completion of one token, with one tool. Three connections of a tenant with
-three requests per minute send prompts of 4 MB without a pause, from another process. The gateway
-refuses every prompt. `plain_chat` has no tool. `tokenize` counts the tokens of a conversation with
-a tool call. Rounds alone and rounds beside the other tenant alternate. Both clients share the cores
-with the stack, and the figures include the steps of the `sim` driver. Not measured: a network, an
-engine that computes. Run: `python -m benchmarks.load.refused_prompts`.
+One operation is one chat completion of one token, with one tool. The other tenant has a limit of
+three requests per minute. On three connections from another process it sends prompts of 4 MB
+without a pause. The gateway refuses every prompt. `plain_chat` has no tool. `tokenize` counts the
+tokens of a conversation with a tool call. Rounds with and without the other tenant alternate. Both
+clients share the cores with the stack, and the figures include the steps of the `sim` driver. Not
+measured: a network, an engine that computes. Run: `python -m benchmarks.load.refused_prompts`.
 """
 
 import http.client
@@ -68,7 +68,7 @@ def _send(
             connection.request("POST", "/v1/chat/completions", body, headers)
             answer = connection.getresponse()
             told[json.loads(answer.read())["error"]["code"]] += 1
-        except (OSError, http.client.HTTPException):  # refused while the body was sent
+        except (OSError, http.client.HTTPException):  # refused before the whole body was sent
             told["closed"] += 1
             connection.close()
 
@@ -95,7 +95,7 @@ def _beside(address: tuple[str, int], key: str) -> Generator[Counter[str]]:
     ended, found, codes = spawning.Event(), spawning.SimpleQueue(), Counter[str]()
     process = spawning.Process(target=_attack, args=(address, key, ended, found))
     process.start()
-    time.sleep(2.0)  # wait until the tenant's three requests of the minute are used up
+    time.sleep(2.0)  # by then the limit of three requests is used up
     try:
         yield codes
     finally:
@@ -115,7 +115,7 @@ def _times(client: httpx.Client, path: str, body: dict[str, Any]) -> list[float]
 
 
 def main() -> None:
-    """Measure rounds alone and beside, in turns."""
+    """Measure alternating rounds with and without the other tenant, and write the result."""
     took_ms: dict[str, dict[str, list[float]]] = {
         name: {kind: [] for kind in _KINDS} for name in ("alone", "beside")
     }

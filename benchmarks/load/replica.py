@@ -1,14 +1,15 @@
-"""Measures the speed of a replica: its engine alone, behind Triton, with adapters, with its cache.
+"""Measures the speed of a replica: engine alone, behind Triton, with adapters, with its cache.
 
-One operation is one new token of one sequence. *Alone* is `step()` of the driver in this process.
-*Served* is the same engine inside a real Triton, with client and server on the same cores. Its
-tokens are counted in the frames of one attachment. Both have the same prompts of 64 random tokens
-(nothing cached), 100 new tokens each, greedy. Rounds alternate, and the median of the per-round
-ratios is reported. `adapters` compares 32 sequences of the base alone with a batch that mixes the
-base and the shipped adapters. `hot_add` is the time from the submit of a sequence to its first
-token when its adapter is only on disk. `ttft` compares 1,024 tokens, nothing cached, with 1,000 of
-them cached. `step` is the time of a step outside the graph call. `sim` has 1,000 sequences on the
-simulated engine, whose steps then need no time. Not measured: routers, gateways, a network.
+One operation is one new token of one sequence. In the case *alone* this process calls `step()` of
+the driver. In the case *served* the same engine runs inside a real Triton, with client and server
+on the same cores. Its tokens are counted in the frames of one attachment. Both cases have the same
+prompts of 64 random tokens, of which none is cached. Answers have 100 tokens and are greedy. Rounds
+alternate, and the result is the median of the ratios of the rounds. `adapters` compares 32
+sequences of the base alone with a batch that mixes the base and the shipped adapters. `hot_add` is
+the time from the submission of a sequence to its first token when its adapter is only on disk.
+`ttft` compares a prompt of 1,024 uncached tokens with a prompt of which 1,000 tokens are cached.
+`step` is the part of a step's time outside the call of the model's graph. `sim` has 1,000 sequences
+on the simulated engine, with steps that take no time. Not measured: routers, gateways, a network.
 Run: `python -m benchmarks.load.replica [served] [sim] [adapters] [step]`.
 """
 
@@ -105,7 +106,7 @@ class Attached:
         await self._stream.send(wire.HostRequest(submit=submit))
 
     async def next_step(self) -> wire.StepFrame:
-        """Return the next step frame, and regularly grant credit for further frames."""
+        """Return the next step frame, and regularly grant the engine credit for further frames."""
         frame = await self._stream.receive(_DEADLINE_S)
         assert frame is not None
         self._frames += 1
@@ -164,7 +165,7 @@ async def measure_served() -> dict[str, Any]:
     """Compare the CPU engine alone and behind Triton, and served TTFT with and without cache."""
     driver = load_driver("openvino", SHIPPED_BASE, "benchmark", {})
     async with served("openvino", {}) as (attached, _):
-        await attached.generate(prompts(8), 16)  # kernels are compiled at first use
+        await attached.generate(prompts(8), 16)  # compiles the kernels
         run(driver, prompts(8), 16)
         figures: dict[str, Any] = {
             str(batch): await compare(driver, attached, batch, _NEW_TOKENS, _ROUNDS)
@@ -185,7 +186,7 @@ async def measure_served() -> dict[str, Any]:
 
 
 async def measure_sim() -> dict[str, Any]:
-    """Measure the tokens per second of a host whose engine costs next to nothing."""
+    """Measure tokens per second of an engine host. Its simulated engine costs almost no time."""
     options = {"cost_step_s": "0", "cost_decode_row_s": "0", "cost_context_token_s": "0"}
     options |= {"cost_prefill_token_s": "0"}
     driver = load_driver("sim", SHIPPED_BASE, "benchmark", options)
@@ -195,7 +196,7 @@ async def measure_sim() -> dict[str, Any]:
 
 
 async def measure_adapters() -> dict[str, Any]:
-    """Compare a batch of the base alone with a mixed batch, and time the hot add of an adapter."""
+    """Compare a batch of the base with a mixed batch, and time the load of a new adapter."""
     adapters = sorted(
         path.parent for path in SHIPPED_BASE.parent.glob("adapters/*/adapter_config.json")
     )
@@ -221,7 +222,7 @@ async def measure_adapters() -> dict[str, Any]:
 
 
 async def _hot_add(attached: Attached, digest: str) -> float:
-    """Return the seconds from a submit to the first token of an adapter that is not yet loaded."""
+    """Return the seconds from submission to first token with an adapter that is not yet loaded."""
     first_s, _ = await attached.generate(prompts(1, 16), 1, [digest])
     return first_s
 
@@ -250,7 +251,7 @@ def measure_step() -> dict[str, Any]:
 
 @contextmanager
 def _timed_graphs() -> Generator[list[float]]:
-    """Collect the seconds from the start of each graph call to the end of its wait."""
+    """Collect the duration of each graph call in seconds, including the wait for its result."""
     spent_s: list[float] = []
     started_s = 0.0
     start, wait = ov.InferRequest.start_async, ov.InferRequest.wait

@@ -1,9 +1,9 @@
-"""Measures the verdicts of simulated rollouts: the share of wrong verdicts, their time and cost.
+"""Measures simulated rollouts: how often, how fast and after how many requests they roll back.
 
 One operation is a rollout of the default plan from its start to its end. The traffic split and the
-state machine are the real ones, and the traffic is generated (see docs/rollouts.md). The release is
-identical, better, or bad in one of several kinds. Figures are the rollouts that were rolled back,
-by gate and stage, the virtual seconds to the end, and the requests that the release served. Not
+state machine are the real code, and the traffic is generated (see docs/rollouts.md). The release is
+identical, better, or bad in one of several ways. Figures are the number of rollbacks by gate and
+stage, the simulated seconds to the end, and the number of requests that the release served. Not
 measured: CPU time, gateways, the time from a verdict to the last gateway. The run needs about nine
 minutes of one core. Run: `python -m benchmarks.load.rollouts`.
 """

@@ -1,11 +1,11 @@
 """Compares the real router core with peers' policies on published traces, in simulation.
 
-One operation is a trace replayed to its end on simulated replicas by one policy, over four seeds.
-The figures are means of goodput, TTFT, TPOT and hit ratio. Times of steps are computed by cost
-models (see docs/routing-study.md). Peers have exact and instant state, while the router core has
-reports that are 100 ms old and an index that is 3 s old. Not measured: CPU time, real engines,
-networks. Without a folder of traces the run ends with a message. Cases that are not run again keep
-their results.
+One operation replays a trace to its end on simulated replicas with one policy. The figures are
+means of goodput, TTFT, TPOT and hit ratio over four seeds. Cost models compute the times of steps
+(see docs/routing-study.md). The peers are policies of other platforms. They have exact and
+immediate state, while the router core has reports that are 100 ms old and an index that is 3 s old.
+Not measured: CPU time, real engines, networks. Without a folder of traces the run ends with a
+message. Cases that are not run again keep their earlier results.
 Run: `SLUICE_TRACES=FOLDER python -m benchmarks.load.routing_study [--cases ...] [--policies ...]`.
 """
 
@@ -28,12 +28,12 @@ NAME = "routing_study"
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "routing-study.md"
 SEEDS = (0, 1, 2, 3)
-# The load of one of 80 cells at 100,000 requests/s, which is 1,250 requests/s, for 60 s.
+# One of 80 cells of a fleet with 100,000 requests/s. The cell gets 1,250 requests/s, for 60 s.
 FLEET_CELL = ("requests=75000,rate=1250,prompt=150,prompt_sigma=0.8,output=40", "synthetic")
 CONVERSATION = ("mooncake_conversation_trace.jsonl.gz", "mooncake")
 AZURE = ("azure2023_conv.csv.gz", "azure")
 COMPARED = ("sluice", "dynamo_best", "oracle")
-# Goodput in the traces' own simulator, for seed 0 and load 0.95 on eight replicas.
+# Goodput in the simulator that was published with the traces (seed 0, load 0.95, 8 replicas).
 REFERENCE = {
     "oracle": 0.996,
     "dynq_16_0_wspt": 0.969,
@@ -64,10 +64,10 @@ class StudyCase:
     Attributes:
         title: Title in the docs.
         trace: File name and format, or settings of a generated workload.
-        loads: Shares of capacity, empty if there is a rate.
+        loads: Loads as shares of capacity, empty if `rate_per_s` is set.
         options: Further options of `Run`.
         has_picture: Whether a picture is drawn for the docs.
-        rate_per_s: Requests per second, or 0 if there are loads.
+        rate_per_s: Requests per second, or 0 if `loads` are set.
         seeds: Seeds of the runs.
     """
 
@@ -163,7 +163,7 @@ def run_case(
 def merge(
     known: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], case: StudyCase
 ) -> list[dict[str, Any]]:
-    """Return the records of a case in order, in which new records replace older ones."""
+    """Return the old and new records of a case, sorted. A new record replaces its old version."""
     records = {(record["load"], record["policy"]): record for record in (*known, *new)}
     loads = case.loads or sorted({record["load"] for record in new or known})
     wanted = ((load, policy) for load in loads for policy in case.policies)
@@ -171,14 +171,14 @@ def merge(
 
 
 def recorded() -> dict[str, list[dict[str, Any]]]:
-    """Return the records so far, by case, in the order of the cases."""
+    """Return the records of the result file by case, in the order of the cases."""
     path = RESULTS / f"{NAME}.json"
     known = json.loads(path.read_text())["cases"] if path.exists() else {}
     return {name: known.get(name, []) for name in CASES}
 
 
 def record(name: str, new: Sequence[dict[str, Any]]) -> None:
-    """Add records of a case to the file, which another process may have changed meanwhile."""
+    """Add records of a case to the file, after reading other processes' changes of the file."""
     cases = recorded()
     cases[name] = merge(cases[name], new, CASES[name])
     operation = "one trace replayed to its end; goodput and times are of simulated engines"
@@ -216,7 +216,7 @@ def markdown(name: str, case: StudyCase, records: Sequence[dict[str, Any]]) -> s
 
 
 def write_page(cases: dict[str, list[dict[str, Any]]]) -> None:
-    """Write tables and pictures into the docs page, between its two marks."""
+    """Write tables and pictures into docs/routing-study.md, between its two comment lines."""
     begin, end = "<!-- results: begin -->", "<!-- results: end -->"
     text = PAGE.read_text()
     head, tail = text.partition(begin)[0], text.partition(end)[2]

@@ -1,10 +1,10 @@
 """Measures the CPU time of streams over one WebSocket, compared with server-sent events.
 
 One operation is one streamed token of a response through router and gateway, with keys, limits and
-tokenizing on. The tokens are from the `sim` driver inside a real Triton. In `sse`, each stream has
-its own connection. In `socket`, all are streams of one WebSocket. Both cases run in turns, with the
-same requests. Not measured: the engine, and the client. The medians of the rounds are the figures
-to read. Run: `python -m benchmarks.load.sockets`.
+tokenizing on. The `sim` driver inside a real Triton generates the tokens. In `sse`, each stream has
+its own connection. In `socket`, all streams share one WebSocket. Rounds of both cases alternate,
+with the same requests. Not measured: the engine, and the client. The medians of the rounds are the
+figures to read. Run: `python -m benchmarks.load.sockets`.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ async def _measured(stack: BenchmarkStack) -> dict[str, dict[str, float]]:
 
 
 def _per_token(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Return the median CPU per token of each process and of both, in microseconds."""
+    """Return the median CPU time per token of each process and their sum, in microseconds."""
     for found in rounds:
         found["total"] = sum(found.values())
     tokens = _STREAMS * _TOKENS

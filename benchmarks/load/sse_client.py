@@ -1,8 +1,8 @@
-"""A closed-loop client of streaming chat completions over raw sockets, with figures of its answers.
+"""A closed-loop client of streamed chat completions over raw sockets, which measures its answers.
 
 One operation is one streamed completion, from the request's last byte to the stream's end. TTFT is
-the time to the first event with content. Connections are reused. CPU times are of the processes
-that the caller names, from /proc. They are repeatable even on a noisy machine, where wall time is
+the time to the first event with content. Connections are reused. CPU times are those of processes
+that the caller names, from /proc. On a noisy machine CPU time is repeatable, while wall time is
 not. Not measured: DNS, TLS, connection set-up.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-_STAMPS = 35  # SO_TIMESTAMPNS, with which each read has the kernel's time of its last byte
+_STAMPS = 35  # SO_TIMESTAMPNS: each read returns the kernel's arrival time
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class StreamLoad:
 
     Attributes:
         ramp_s: Seconds over which connections begin evenly. Connections that begin at once also end
-            at once, and then the load measures a burst of requests.
+            at once, and then the figures are those of a burst of requests.
         is_stamped: Whether arrival times are the kernel's. The client's own times are later,
             because it shares the cores and reads one connection after the other.
     """
@@ -44,7 +44,7 @@ class StreamLoad:
     is_stamped: bool = False
 
     def request(self) -> bytes:
-        """Return the bytes of the HTTP request, the same for every operation."""
+        """Return the bytes of the HTTP request, which is the same for every operation."""
         body = json.dumps(
             {
                 "model": self.model,
@@ -181,7 +181,7 @@ def percentile_ms(values: list[float], share: float) -> float | None:
 
 
 def cpu_seconds(pids: dict[str, list[int]]) -> dict[str, float]:
-    """Return user + system seconds by group, descendants included."""
+    """Return user + system seconds of each group of processes, descendants included."""
     used: dict[str, float] = {}
     for name, roots in pids.items():
         total = 0.0
@@ -195,7 +195,7 @@ def cpu_seconds(pids: dict[str, list[int]]) -> dict[str, float]:
 
 
 async def run_load(load: StreamLoad, pids: dict[str, list[int]] | None = None) -> dict[str, Any]:
-    """Run the load and return the figures. The CPU time of the processes in `pids` is counted."""
+    """Run the load, and return its figures with the CPU time of the processes in `pids`."""
     return (await tallied_load(load, pids))[0]
 
 

@@ -2,10 +2,10 @@
 
 One operation of `start` is a `sluice up --detach` in an empty folder. One operation of `proxy` is
 one streamed token through router and gateway on the `sim` driver. One operation of `engine` is one
-streamed answer of 100 tokens on the `openvino` driver. Client, servers and engine share the
-machine, so wall-clock figures are pessimistic, and CPU per token is more reliable. Not measured:
-installation, TLS, a network. Run: `python -m benchmarks.load.stack [start] [proxy] [engine]
-[cancel]`.
+streamed answer of 100 tokens on the `openvino` driver. One operation of `cancel` is the disconnect
+of 16 clients. Client, servers and engine share the machine. So wall-clock figures are pessimistic,
+and CPU per token is more reliable. Not measured: installation, TLS, a network. Run:
+`python -m benchmarks.load.stack [start] [proxy] [engine] [cancel]`.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _LIMITS = {"rpm": 1_000_000_000, "tpm": 1_000_000_000, "requests_max": 1_000_000
 
 
 class BenchmarkStack:
-    """A started stack, whose tenant has limits."""
+    """A running local stack, whose tenant has limits."""
 
     def __init__(self, home: Path, began_unix_s: float) -> None:
         self.home = home
@@ -68,8 +68,8 @@ class BenchmarkStack:
     def limit(self) -> None:
         """Set limits that the tenant cannot reach, so that each request checks limits.
 
-        The tenant's tier refuses no request either, because the benchmark measures streams, not
-        admission.
+        The tenant's tier gets no deadline that could refuse requests, because the benchmark
+        measures streams, not admission.
         """
         headers = {"authorization": f"Bearer {self.env['SLUICE_ADMIN_KEY']}"}
         with httpx.Client(
@@ -130,7 +130,7 @@ def started(engine: str, *options: str) -> Generator[BenchmarkStack]:
 
 
 def measure_start() -> None:
-    """Measure `sluice up --detach` in an empty folder, to the first token and to its return."""
+    """Measure the seconds of `sluice up --detach` until the first token and until its end."""
     with started("openvino") as stack:
         status = stack.status()
         processes = {p["name"]: p["memory_mib"] for p in status["processes"]}
@@ -146,10 +146,10 @@ def measure_start() -> None:
 def measure_proxy() -> None:
     """Measure one streamed token through router and gateway, with keys, limits and tokenizing on.
 
-    The engine is the `sim` driver inside a real Triton. Its CPU and the client's are not counted.
-    Answers have 100 tokens, so each token's figure includes a hundredth of a request's own cost.
-    Answers of `500_long_streams` have 1,000 tokens, those of `*_short_streams` two. There,
-    `cpu_us_per_request` is the cost of a request with its two tokens.
+    The engine is the `sim` driver inside a real Triton. CPU time of engine and client is not
+    counted. Answers have 100 tokens, so the figure per token includes a hundredth of a request's
+    fixed cost. Answers of `500_long_streams` have 1,000 tokens, and answers of `*_short_streams`
+    have two. For these, `cpu_us_per_request` is the cost of a request with its two tokens.
     """
     with started("sim", "--no-embeddings") as stack:
         pids = {p["name"]: [p["pid"]] for p in stack.status()["processes"]}
@@ -183,8 +183,9 @@ def measure_engine() -> None:
     """Measure streamed answers of 100 tokens, in 64 streams on the `openvino` driver.
 
     Rounds through the platform alternate with rounds of the driver alone in this process. The
-    driver has as many prompts of the same length, sampled at the same temperature. In the rounds of
-    the platform, client, platform and engine share the cores, which the driver alone has to itself.
+    driver gets an equal number of prompts of the same length, and the same temperature. In the
+    rounds of the platform, client, platform and engine share the cores. In the other rounds, the
+    driver alone uses all cores.
     """
     driver = load_openvino(SHIPPED_BASE, "benchmark", {})
     closed_loop(driver, 64, 64)
@@ -207,10 +208,10 @@ def measure_engine() -> None:
 
 
 def measure_cancel() -> None:
-    """Measure the time from the disconnect of 16 clients to an engine without a KV block in use.
+    """Measure the time from the disconnect of 16 clients until the engine has freed all KV blocks.
 
-    The engine host updates the figure in Triton's metrics every 0.25 s, and it is polled every 5
-    ms.
+    The benchmark polls the number of used KV blocks in Triton's metrics every 5 ms. The engine host
+    updates this metric every 0.25 s.
     """
     with started("sim", "--no-embeddings") as stack:
         seconds = [round(asyncio.run(_hang_up(stack)), 3) for _ in range(10)]
@@ -238,7 +239,7 @@ async def _hang_up(stack: BenchmarkStack) -> float:
 
 
 async def _until(http: httpx.AsyncClient, url: str, is_done: Callable[[float], bool]) -> None:
-    """Poll the number of KV blocks in use, for at most 10 s."""
+    """Poll the number of KV blocks in use until `is_done` is true, for at most 10 s."""
     for _ in range(2000):
         text = (await http.get(url)).text
         found = re.search(r'kv_cache_block_type="used"[^}]*\} (\S+)', text)

@@ -1,8 +1,8 @@
-"""A closed loop attached directly to a Triton, for an engine's speed without gateway and router.
+"""A closed-loop client attached directly to a Triton, to measure it without gateway and router.
 
-One operation is one sequence. There are as many concurrent sequences as a load of `sse_client` has
-streams, begun over the same time. A new sequence is submitted when another one ends. A token's
-arrival is the time when this process has read its frame.
+One operation is one sequence. The number of concurrent sequences is that of the streams of a
+`StreamLoad`, and they begin over the same ramp. When a sequence ends, the client submits a new one.
+A token's arrival is the time when this process has read the token's frame.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from benchmarks.load.sse_client import StreamLoad
 from benchmarks.load.stack import BenchmarkStack
 from sluice.kserve import HostStream
 
-_PROMPT_TOKENS = 30  # about as many as the prompt of a `StreamLoad`
+_PROMPT_TOKENS = 30  # about the length of a `StreamLoad`'s prompt
 _SILENCE_S = 10.0
 
 

@@ -1,14 +1,15 @@
-"""Measures events through producer, broker, sink and trace store, at a rate and in an outage.
+"""Measures the way of events from producers to the trace store, at a rate and after an outage.
 
-One operation is one filled event (about 490 bytes). It lasts from its serialisation in a producer
-process to a row that is read by its event id. The local broker, `python -m telemetry` and the local
-trace store run beside it, all on the same cores. `steady` emits at a rate for some seconds, and
-samples how many events are under way. `outage` spools the events of ten minutes to disk, in less
-time, while the broker is killed. Then it starts the broker, continues to emit at the rate, and
-measures the time until no event is under way. At the end every event is read from the store. Not
-measured: building an event from a request, a network, a Kafka that writes to disk. The figures to
-read are `lost`, `under_way_max` and the CPU time per event of each process, which is insensitive to
-noise.
+One operation is one event (about 490 bytes), from its serialisation in a producer process until the
+trace store has its row. Producers, the local broker, `python -m telemetry` and the local trace
+store run on the same cores. `steady` emits events at a rate for some seconds, and samples how many
+emitted events are not yet in the store (under way). `outage` begins with a killed broker. The
+producers emit the events of ten minutes as fast as possible, so these are spooled to disk. Then the
+benchmark starts the broker, and emits further events at the rate. It measures the time until the
+spools are empty and at most a second's events are under way. At the end every event is read from
+the store by its id. Not measured: building an event from a request, a network, a Kafka that writes
+to disk. The figures to read are `lost`, `under_way_max` and the CPU time per event of each process,
+which is insensitive to noise.
 Run: `python -m benchmarks.load.telemetry_pipeline [steady [RATE [SECONDS]]] [outage [RATE]]`.
 """
 
@@ -48,14 +49,14 @@ _OUTAGE_RATE = 2_000
 _OUTAGE_S = 600.0
 _PRODUCERS = 2
 _TICK_S = 0.005
-_QUEUED_MAX = 50_000  # half of a producer's memory bound, so that the burst waits for the disk
+_QUEUED_MAX = 50_000  # waiting events at which a burst pauses: half of a producer's memory bound
 _DRAIN_S = 300.0
 _SAMPLE_S = 1.0
 _DATABASE = "sluice"
 
 
 def _events(number: int) -> list[RequestEvent]:
-    """Return events of some hundred keys and models, whose ids are set later."""
+    """Return events of some hundred keys and models. The producer sets their ids later."""
     draw = random.Random(number)
     events: list[RequestEvent] = []
     for _ in range(500):
@@ -74,7 +75,7 @@ def _events(number: int) -> list[RequestEvent]:
 
 
 def _produce(address: str, spool: Path, number: int, burst: int, rate: float) -> None:
-    """Emit a burst, then at a rate until stdin ends, and flush. Counters are printed regularly."""
+    """Emit `burst` events, then events at `rate` until stdin ends. Prints counters regularly."""
     configure_logs("producer")  # to stderr
     ending = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ending.set()), daemon=True).start()
@@ -128,24 +129,24 @@ def _print_progress(
 
 @dataclass
 class _Producers:
-    """Processes that emit events, with the last report of each."""
+    """The producer processes, each with its last printed counters."""
 
     children: list[asyncio.subprocess.Process]
     said: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
 
     def total(self, name: str) -> float:
-        """Return the sum of all reports."""
+        """Return the sum of one counter over all processes."""
         return sum(one[name] for one in self.said.values())
 
     async def read(self, number: int) -> None:
-        """Store the reports of a process until the process ends."""
+        """Read and keep the counters that a process prints, until the process ends."""
         stdout = self.children[number].stdout
         assert stdout is not None
         while line := await stdout.readline():
             self.said[number] = json.loads(line)
 
     async def end(self) -> None:
-        """Stop the emission of all processes, which then flush and end."""
+        """Tell all processes to stop emitting. They flush their events and end."""
         for child in self.children:
             assert child.stdin is not None
             child.stdin.close()
@@ -155,7 +156,7 @@ class _Producers:
 
 @dataclass
 class PipelineSite:
-    """The processes behind the producers."""
+    """The processes that events of producers pass: broker, telemetry and trace store."""
 
     home: Path
     broker: ChildProcess
@@ -167,7 +168,7 @@ class PipelineSite:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The processes behind the producers, by name."""
+        """Pids of broker, telemetry and trace store, by name."""
         return {
             "broker": self.broker.pid,
             "telemetry": self.telemetry.pid,
@@ -230,7 +231,7 @@ async def running_site(home: Path) -> AsyncGenerator[PipelineSite]:
         try:
             yield site
         finally:
-            await site.broker.stop()  # after an outage, another broker than at the start
+            await site.broker.stop()  # an outage has replaced the first broker
 
 
 @asynccontextmanager
@@ -264,7 +265,7 @@ async def _until(is_so: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def _written(site: PipelineSite) -> int:
-    """Return the number of different events in the store."""
+    """Return the number of distinct event ids in the store."""
     return (await site.query("SELECT uniqExact(event_id) FROM requests"))[0]
 
 
@@ -281,7 +282,7 @@ async def _under_way(site: PipelineSite, producers: _Producers) -> float:
 
 
 async def _found(site: PipelineSite, producers: _Producers) -> dict[str, Any]:
-    """Count the events in the store, after waiting for those that the sink still has."""
+    """Wait until the sink has written all events, and count those in the store."""
     emitted = int(producers.total("emitted"))
 
     async def is_all() -> bool:
@@ -311,7 +312,7 @@ def _cpu(site: PipelineSite) -> dict[str, float]:
 
 
 async def measure_steady(rate: float, seconds: float) -> dict[str, Any]:
-    """Emit at a rate for a while, then wait for the rest."""
+    """Emit at a rate for some seconds, then wait until all events are stored."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         async with running_site(Path(folder)) as site:
             before = _cpu(site)
@@ -388,7 +389,7 @@ async def measure_outage(rate: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the measures that are named, or both, and write a result for each."""
+    """Run the measurements that are named, by default both, and write a result for each."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["produce"]:
         address, spool, number, burst, rate = arguments[1:]

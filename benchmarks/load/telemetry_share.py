@@ -1,14 +1,15 @@
 """Measures telemetry's share of the CPU time of gateway and router.
 
-One operation is one unary request of one token, through a gateway worker and a router in their own
-processes, with the `sim` driver behind. This request has the least other work, so the share is
-smaller for longer answers. The denominator is the CPU time of both processes per request, from
-/proc. The numerator is the CPU time of the same functions in this process, right before and after.
-`closing` and `event` are the router's part and the event at the end. `emit` and `shipping` are the
-call and the threads of producer and librdkafka, with a broker beside. `metrics` is the counters and
-histograms per request. `router` is its accounting and counting of tokens. Not measured: spans, the
-bytes of the closing on the stream, scrapes. The figure to read is `share`. Run: `python -m
-benchmarks.load.telemetry_share`.
+One operation is one unary request of one token, through a gateway worker, a router and the `sim`
+driver, each in its own process. Such a request has the least other work, so telemetry's share is
+smaller for longer answers. The denominator is the CPU time of gateway and router per request, from
+/proc. The numerator is the sum of the following parts, timed in this process right before and after
+the requests. `closing` creates the part of the event that the router receives, and `event` the
+event at the end. `emit` is the producer's call, and `shipping` the threads of producer and
+librdkafka, with a running broker. `metrics` updates the counters and histograms of a request.
+`router` is the router's work for closings and token counts. Not measured: spans, the transport of
+the closing, scrapes of metrics. The figure to read is `share`. Run:
+`python -m benchmarks.load.telemetry_share`.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ _CALLS = 5_000
 
 
 def _per_call_us(prepare: Callable[[int], Any], call: Callable[[Any], object]) -> float:
-    """Return the median over rounds of the CPU time of one call, without its preparation."""
+    """Return the CPU time of one call without its preparation, as the median of the rounds."""
     rounds: list[float] = []
     for _ in range(_ROUNDS):
         prepared = [prepare(number) for number in range(_CALLS)]

@@ -1,10 +1,11 @@
-"""The first request to a pool that sleeps as a whole, on a local stack.
+"""Measures the first request to a pool whose replicas all sleep, on a local stack.
 
-One operation is a streamed chat request of 20 tokens to a pool whose only replica sleeps. It lasts
-from the request to its first token, and to the end of the answer. The request begins up to two
-seconds after the engine has released its KV memory. This part is random, because routers report and
-the control plane looks at a fixed pace. The same request is timed again while the replica serves.
-Not measured: a network, large KV memory (the shipped model's takes tens of MB).
+One operation is a streamed chat request of 20 tokens to a pool whose only replica sleeps. Two times
+are measured from the start of the request, to its first token and to the end of the answer. The
+request begins at a random time, up to two seconds after the engine has released its KV memory. The
+time is random, because routers report demand, and the control plane checks it, at fixed intervals.
+Then the same request is timed while the replica is awake. Not measured: a network, large KV memory
+(the shipped model's takes tens of MB).
 Run: `python -m benchmarks.load.wake [openvino] [sim]`.
 """
 
@@ -34,23 +35,23 @@ _BOUNDS = {
     "hold_s": 1.0,
     "idle_s": 1.0,
 }
-_PHASE_S = 2.0  # longest pause between the sleep and the request
+_PHASE_S = 2.0  # longest pause between the release of memory and the request
 _PATIENCE_S = 60.0
 _LOOK_S = 0.1
 
 
 class SleepingPool:
-    """The only pool of a stack, within bounds that let it sleep as a whole."""
+    """The only pool of a stack, with bounds for scaling that permit all its replicas to sleep."""
 
     def __init__(self, stack: BenchmarkStack, admin: httpx.Client) -> None:
-        """Give the pool its bounds."""
+        """Set the pool's bounds with `admin`, a client of the admin REST."""
         self._stack = stack
         self._admin = admin
         self._id = self._rows("pools")[0]["id"]
         admin.put(f"/v1/pools/{self._id}/scaling", json=_BOUNDS).raise_for_status()
 
     def measure_speed(self) -> None:
-        """Load the pool until the speed of its replica is known, since others stay awake."""
+        """Send requests until the pool's speed is measured, because only then it may sleep."""
         deadline_at = time.monotonic() + _PATIENCE_S
         while not self._rows("scaling")[0].get("speed"):
             _check(deadline_at, "the speed of the replica is measured")
@@ -83,7 +84,7 @@ def _check(deadline_at: float, what: str) -> None:
 
 
 def _time_request(client: httpx.Client) -> tuple[float, float]:
-    """Return the seconds to the first token and to the end of one answer."""
+    """Send one request. Returns the seconds to its first token and to the end of its answer."""
     body = {
         "model": "default",
         "messages": [{"role": "user", "content": "Tell me a story about a river."}],

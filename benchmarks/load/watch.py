@@ -1,11 +1,11 @@
-"""Measures how one control plane on a real PostgreSQL serves hundreds of watchers.
+"""Measures how fast one control plane on a real PostgreSQL sends changes to hundreds of watchers.
 
-One operation is a change of one API key in the database, until the last of all watchers has
-received its message. Other figures are a new watcher's first snapshot, read by the gateway's code,
-and the first message to a watcher that reconnects. The memory of the control plane is measured with
-watchers, after a storm of changes, and while watchers do not read their open streams. All processes
-share the cores of one machine. Not measured: a network, and the readers' work on a message, because
-watchers only record its arrival.
+One operation is a change of one API key, from the write to the database until the last watcher has
+received the message. Other figures are the time of a new watcher's first snapshot, read by the
+gateway's code, and the first message to a watcher that reconnects. The memory of the control plane
+is measured with watchers, after a storm of changes, and while watchers do not read their open
+streams. All processes share the cores of one machine. Not measured: a network, and the readers'
+work on a message, because watchers only record its arrival.
 Run: `python -m benchmarks.load.watch`.
 """
 
@@ -56,7 +56,7 @@ _FILL = (
 
 @dataclass(frozen=True, slots=True)
 class WatchSite:
-    """A control plane that has read a full database, in `load_s` seconds."""
+    """A control plane that has read a large database, which took `load_s` seconds."""
 
     address: str
     process: psutil.Process
@@ -64,11 +64,11 @@ class WatchSite:
     load_s: float
 
     def rss_mib(self) -> float:
-        """Memory of the control plane now."""
+        """Present resident memory of the control plane, in MiB."""
         return round(self.process.memory_info().rss / _MIB, 1)
 
     def cpu_s(self) -> float:
-        """CPU time of the control plane so far."""
+        """CPU time of the control plane since its start, in seconds."""
         times = self.process.cpu_times()
         return times.user + times.system
 
@@ -158,7 +158,7 @@ async def _synced(watcher: ControlWatcher) -> None:
 
 
 async def _longest_gap_s() -> float:
-    """Return the longest CPU time between two turns of this task, when it is cancelled."""
+    """Return, on cancellation, the longest CPU time between two iterations of the event loop."""
     longest_s, last_s = 0.0, time.thread_time()
     try:
         while True:
@@ -170,7 +170,7 @@ async def _longest_gap_s() -> float:
 
 
 async def _first_snapshots(site: WatchSite, rounds: int) -> dict[str, Any]:
-    """Time new watchers, each after a change, and the longest pause of the loop."""
+    """Time the first snapshots of new watchers, and their longest blocking of this event loop."""
     seconds: list[float] = []
     gaps: list[float] = []
     for number in range(rounds):
@@ -190,7 +190,7 @@ async def _first_snapshots(site: WatchSite, rounds: int) -> dict[str, Any]:
 
 
 async def _changes(site: WatchSite, watchers: Watchers, count: int) -> dict[str, Any]:
-    """Time changes, one after another, from the write to each watcher and to the last one."""
+    """Time single changes, from the write to the arrival at each watcher and at the last one."""
     each: list[float] = []
     last: list[float] = []
     cpu_s = site.cpu_s()
@@ -207,7 +207,7 @@ async def _changes(site: WatchSite, watchers: Watchers, count: int) -> dict[str,
 
 
 async def _storm(site: WatchSite, watchers: Watchers, count: int) -> dict[str, Any]:
-    """Change rows as fast as possible, and return the time until all watchers have the changes."""
+    """Change rows as fast as possible, and time until all watchers have received all changes."""
     cpu_s, began_s = site.cpu_s(), time.monotonic()
     for number in range(count):
         await site.database.execute(

@@ -1,9 +1,9 @@
-"""Watchers that only record when messages arrive, many of them in each of several processes.
+"""Many watchers in several processes, which only record when messages arrive.
 
 Each process is started with ADDRESS COUNT KNOWN_VERSION IS_READING. It opens COUNT streams, each
-over its own connection, and prints a line when all are open. Its input has a version per line. For
-each version it prints the times when the streams received it, in seconds on the machine's monotonic
-clock.
+over its own connection, and prints a line when all are open. Then it reads one version of the state
+per line from stdin. For each version it prints the times when its streams received the version, in
+seconds of the machine's monotonic clock.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _OPTIONS = (
 
 
 class Watchers:
-    """The processes with watchers, as one object for a benchmark."""
+    """All processes with watchers, for a benchmark."""
 
     def __init__(self, address: str, processes: list[asyncio.subprocess.Process]) -> None:
         self._address = address
@@ -46,7 +46,7 @@ class Watchers:
     async def running(
         cls, address: str, count: int, known_version: int, *, is_reading: bool = True
     ) -> "AsyncGenerator[Watchers]":
-        """Open `count` streams. Streams that do not read receive no message at all."""
+        """Open `count` streams. With `is_reading` false, the streams read no message."""
         processes: list[asyncio.subprocess.Process] = []
         try:
             for share in range(_PROCESSES):
@@ -70,7 +70,7 @@ class Watchers:
                 await process.wait()
 
     async def arrivals(self, version: int) -> list[float]:
-        """Return the time when each stream received a version, after all have received it."""
+        """Wait until all streams have received a version, and return the time of each stream."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(f"{version}\n".encode())
@@ -78,7 +78,7 @@ class Watchers:
             return [at_s for answer in await self._answers() for at_s in answer]
 
     async def comes_back(self, known_version: int) -> list[str]:
-        """Return the kinds of the first messages to a watcher that lacks only the last changes."""
+        """Reconnect a watcher that has version `known`. Returns the kinds of its first messages."""
         found: list[str] = []
         async with channel_to(
             self._address, CertificateRole.CONTROL_PLANE, options=_OPTIONS
@@ -101,7 +101,7 @@ class Watchers:
 
 
 class _SeenVersions:
-    """Times when the streams of this process received versions."""
+    """Records when the streams of this process received versions."""
 
     def __init__(self, count: int) -> None:
         self._missing: dict[int, int] = {}
@@ -111,7 +111,7 @@ class _SeenVersions:
         self.heard = asyncio.Event()
 
     def note(self, number: int, version: int) -> None:
-        """Record a message. A version is dropped after its times were reported."""
+        """Record that stream `number` received a version."""
         self.versions[number] = version
         self.arrivals[number].append((version, time.monotonic()))
         self.heard.set()

@@ -1,12 +1,13 @@
 """Measures the CPU time of agents' streams, for 1,000 nodes, 10,000 replicas and 100 pools.
 
-One operation of "change" begins the drain of one replica. It covers the state's delta, the nodes
-whose streams it wakes, and their new messages, compared with the last ones. "change_of_pool" is the
-same for a pool's new base. "repeat" serializes the state that every node receives every 5 s.
-"index" uses the index by node, which each change updates. "scan" reads all replicas for each node
-at every change, and wakes all streams. It is timed for 20 nodes and multiplied. Figures are CPU
-time of one core, best of five rounds. Not measured: reading the delta from PostgreSQL, golden
-prompts, gRPC and the event loop.
+One operation of "change" begins the drain of one replica. The control plane applies the delta,
+wakes the streams of the affected nodes, computes their new messages, and compares them with the
+last ones. One operation of "change_of_pool" changes the base of a pool. One operation of "repeat"
+serializes the state that every node receives every 5 s. Two implementations are compared. "index"
+uses an index of replicas by node, which each change updates. "scan" reads all replicas for each
+node at every change, and wakes all streams. The scan is timed for 20 nodes, and its time is
+multiplied for all nodes. Figures are CPU time of one core in the best of five rounds. Not measured:
+reading the delta from PostgreSQL, golden prompts, gRPC and the event loop.
 Run: `python -m benchmarks.micro.agent_streams`.
 """
 
@@ -127,7 +128,7 @@ def measure_index(state: ControlState) -> dict[str, float]:
 
 
 def measure_scan(state: ControlState) -> dict[str, float]:
-    """Return the cost of a scan for each node, in µs."""
+    """Return the cost of a scan of all replicas for each node, in µs."""
     nodes = [f"node-{number}" for number in range(_SCANNED_NODES)]
     last = {node: scan(state, node) for node in nodes}
 

@@ -1,11 +1,11 @@
 """Measures the CPU time of a decision of `auto` among four models in pools of two cells each.
 
 One operation is `AutoBoard.decide`: the features of the whole conversation, its cached prefixes,
-the state of the pools, and the choice. The conversations are a question of 60 characters, a talk of
-20 messages and 8 kB, and a session of 400 messages and 400 kB. Each has a table of judged answers
-for all clusters. Each conversation is new, so no earlier result is reused. The figure is CPU time
-of one core, and the goal is 0.5 ms. Not measured: reading the body, tokenizing, the request to
-Valkey, and the refusal if no model is left.
+the state of the pools, and the choice. There are three conversations. The first is a question of 60
+characters. The second is a talk of 20 messages and 8 kB, the third a session of 400 messages and
+400 kB. The quality table has judged answers for all clusters of questions. Each conversation is
+new, so no cached result is reused. The figure is CPU time of one core, and the goal is 0.5 ms. Not
+measured: reading the body, tokenizing, the request to Valkey, and the refusal if no model remains.
 Run: `python -m benchmarks.micro.auto`.
 """
 
@@ -93,7 +93,7 @@ def _state() -> ControlState:
 
 
 async def _measured(messages: int, characters: int) -> float:
-    """Return the microseconds of a decision, from the better of two passes."""
+    """Return the CPU time of a decision in microseconds, from the better of two passes."""
     state = _state()
     directory = Directory(state, lambda _: True)
     principal = directory.authenticate("k", 0)

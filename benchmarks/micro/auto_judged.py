@@ -1,12 +1,13 @@
 """Measures `auto` on RouteLLM's public judgements (MMLU, GSM8K): cost at an accuracy, calibration.
 
 One operation is a question for GPT-4 or Mixtral-8x7B. RouteLLM's repository has the judgements of
-both answers. `--data` is a checkout of it (Apache-2.0), or a part of one. Half of the questions, by
-a seeded draw, train the product's table and kNN, and the other half is predicted. Not measured:
-answers (their judgements are given), waits, and conversations of several turns. A figure is the
-mean over the seeds, with the 95 % interval of a bootstrap over questions and seeds. `auto - knn` is
-paired, and `auto` costs more if it is above 0. Calibration errors of small samples are above 0 by
-chance alone. `by_chance` is this error if each prediction were right.
+both answers. `--data` is a checkout of this repository (Apache-2.0), or a part of one. A random
+half of the questions (per seed) trains the product's table and kNN, which then predict the other
+half. Not measured: the generation of answers, waits, and conversations of several turns. A figure
+is the mean over the seeds, with the 95 % interval of a bootstrap over questions and seeds.
+`auto - knn` is the difference of a figure on the same questions, so a cost above 0 means that
+`auto` costs more. The calibration error of a small sample is above 0 even for a perfect router.
+`by_chance` is this error if each prediction were the true probability.
 Run: `python -m benchmarks.micro.auto_judged --data DIR`. Without DIR, the result file stays.
 """
 
@@ -46,16 +47,17 @@ from sluice.auto.quality import QualityPrior, table_of
 
 SEEDS = 10
 REPLICATES = 1000
-# Share of the cost of GPT-4 alone at which RouteLLM's best router keeps 95 % of its accuracy
+# Cost at which RouteLLM's best router has 95 % of GPT-4's accuracy, as a share of GPT-4's cost
 # (announcement of 2024-07-01: 45 % and 35 % saved).
 PUBLISHED_COST = {"mmlu": 0.55, "gsm8k": 0.65}
-# Results of both models' authors (MMLU), as operators may state them before any judgement.
+# MMLU results published by both models' authors, as operators may configure them before any answer
+# is judged.
 COLD = {WEAK: QualityPrior(quality=0.706), STRONG: QualityPrior(quality=0.864)}
 _EVALS = Path("routellm/evals")
 
 
 class Trial(NamedTuple):
-    """The unseen questions of one seed, and the predictions by router."""
+    """The unseen questions of one seed, and each router's predictions for them."""
 
     judged: Judged
     routers: Mapping[str, Predicted]

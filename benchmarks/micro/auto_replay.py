@@ -1,11 +1,12 @@
 """Simulates how often `auto` changes the model of a conversation, and how much it saves.
 
-One operation is a turn. Each seed has 40 conversations that grow by messages, and a tenth of their
-turns changes the subject to code. The waits of three pools are a random walk. The gateway knows the
-waits exactly, or with an error of a fifth. The saving of a change is the cost of the old model
-minus that of the new one. Both use the true waits, and the new one computes the prefix anew.
-Figures are sums over 20 seeds, in the currency of the prices. `lost` counts changes that cost more.
-Not measured: engines, and quality other than the published figures.
+One operation is a turn. Each seed has 40 conversations that grow turn by turn, and a tenth of their
+turns changes the subject to code. The waits of three pools follow a random walk. The gateway has
+the exact waits, or waits with an error of a fifth. The saving of a change is the cost of the old
+model minus the cost of the new model. Both costs include the true waits, and the cost of the new
+model includes the prefix, which it has not cached. Figures are sums over 20 seeds, in the currency
+of the prices. `lost` counts changes with a negative saving. Not measured: engines, and quality
+other than the published figures.
 Run: `python -m benchmarks.micro.auto_replay`.
 """
 
@@ -51,7 +52,7 @@ def replay(seed: int, error: float) -> tuple[list[float], int]:
         for _ in range(random.randint(2, 12)):
             for name, wait in waits.items():
                 waits[name] = min(20.0, max(0.0, wait + random.gauss(0, 1.0)))
-            code = 9.0 if random.random() < 0.1 else code  # once about code, always about code
+            code = 9.0 if random.random() < 0.1 else code  # code stays the subject
             features = PromptFeatures(tokens=tokens, code=code)
             turn = AutoTurn(features, current=current, cached=dict(cached))
             heard = {it.name: _pool(it.name, waits, random.gauss(1, error)) for it in MODELS}

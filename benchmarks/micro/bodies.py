@@ -1,10 +1,11 @@
-"""Measures the time to parse a request's body, good or hostile, and the stall of other requests.
+"""Measures the time to parse a valid or hostile body, and how long other requests stall meanwhile.
 
-One operation is `parse_*` of one body, and for `good` also `sampling`. `us` is the best of the
-rounds, alone. `stall_ms` is for a large body, parsed in a thread as in the gateway. It is the
-longest gap between two turns of the event loop in the same process, the median of the rounds. Each
-call into C holds the interpreter lock. So a stall is the longest of these calls, or the
-interpreter's switch interval (5 ms) if that is longer. Not measured: the socket.
+One operation is `parse_*` of one body, and for a valid body (`good`) also `sampling`. `us` is the
+time of a parse in the best round, without other work. `stall_ms` is for a large body, which is
+parsed in a thread as in the gateway. It is the longest gap between two iterations of the event loop
+in the same process, as the median of the rounds. Each call into C holds the interpreter lock. So
+the stall is as long as the longest of these calls, but at least the interpreter's switch interval
+(5 ms). Not measured: the socket.
 Run: `python -m benchmarks.micro.bodies`.
 """
 

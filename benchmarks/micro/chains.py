@@ -1,12 +1,12 @@
-"""Measures the gateway's CPU time for a turn of a long chain, from the stores to the prompt.
+"""Measures the gateway's CPU time for a turn of a long chain, from stored turns to the prompt.
 
-One operation is a turn of 1,200 new tokens behind stored turns. `read_us` is the time to read its
-chain from a real Valkey, and to convert the items into messages. `encoded_us` is the time to
-render, tokenize, hash and pack these. `turn_2` continues one turn, and `turn_50` about 49 turns,
-between 37 and 61. In both, the worker itself has answered the previous turn. `other_worker` is a
-worker without any part of the chain, whose turns have stored their tokens. In
-`other_worker_renders` they have not. The figures to read are the medians of the rounds. Not
-measured: limits, the router, the stream.
+One operation is a turn with 1,200 new tokens that continues stored turns. `read_us` is the time to
+read the chain from a real Valkey, and to convert its items into messages. `encoded_us` is the time
+to render, tokenize, hash and pack these messages. `turn_2` continues one turn. `turn_50` continues
+between 37 and 61 turns, 49 on average. In both cases the same worker has answered the previous
+turn, so it has cached the chain. In `other_worker` the worker has cached no part of the chain, but
+the stored turns include their tokens. In `other_worker_renders` the stored turns include no tokens.
+The figures to read are the medians of the rounds. Not measured: limits, the router, the stream.
 Run: `python -m benchmarks.micro.chains`.
 """
 
@@ -138,7 +138,7 @@ def _user_text(name: str) -> str:
 
 
 async def _measured(site: _Site, turns: int, per_chain: int) -> dict[str, float]:
-    """Return the median figures of a turn, over `per_chain` turns around it in each chain."""
+    """Return the median figures of turn `turns`, over `per_chain` turns around it in each chain."""
     found = list[_Prepared]()
     chain = list[str]()
     for number in range(_ROUNDS):

@@ -1,10 +1,10 @@
-"""Measures the CPU time of short commands: helps, refusals, reads of local files.
+"""Measures the CPU time of short commands: help texts, refusals and reads of local files.
 
 One operation is one process of `python -m cli COMMAND`, from its start to its end. `ms` is user and
-system time, the least of the rounds. The commands run in turns, so that all have the same machine.
-`bare` is an interpreter without a program. A command of the admin REST runs without an
-installation, so it stops before it imports a client. Not measured: the time of a client and its
-answer.
+system time in the round with the least. Each round runs all commands, so that other work on the
+machine affects all alike. `bare` is an interpreter without a program. A command of the admin REST
+finds no installation here, so it ends before it imports the HTTP client. Not measured: the import
+of this client, and its request.
 Run: `python -m benchmarks.micro.cli_start`.
 """
 

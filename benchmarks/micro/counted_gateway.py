@@ -1,7 +1,7 @@
-"""A gateway that counts its calls by layer, as the program of `benchmarks.micro.request_calls`.
+"""A gateway that counts its function calls by layer, started by `benchmarks.micro.request_calls`.
 
-The first SIGUSR2 starts the count, and the second writes it to a file. This module must not import
-gRPC, even indirectly, because the gateway first sets how gRPC polls.
+The first SIGUSR2 starts the count, and the second writes the counts to a file. This module must not
+import gRPC, even indirectly, because the gateway has to set gRPC's polling mode before the import.
 """
 
 import gc
@@ -18,7 +18,7 @@ KINDS = ("python", "c", "objects")
 
 
 class CallCounts:
-    """Counts calls and objects while it is the interpreter's profile function."""
+    """The interpreter's profile function, which counts calls and created objects."""
 
     def __init__(self) -> None:
         """Start with all counts at zero."""
@@ -28,7 +28,7 @@ class CallCounts:
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         """Count one event of the interpreter."""
-        made = gc.get_count()[0] - self._objects - (event == "call")  # the frame itself
+        made = gc.get_count()[0] - self._objects - (event == "call")  # minus the call's frame
         if made > 0:
             self.calls[self._layer, "objects"] += made
         self._layer = self._layer_of(frame)
@@ -55,7 +55,7 @@ class CallCounts:
 
 
 def _layer_in(file: str) -> str:
-    """Return the layer of a file, empty for a library and for the counting program."""
+    """Return the layer of a file, or an empty text for libraries and for this program."""
     path = Path(file)
     if not path.is_relative_to(_ROOT) or ".venv" in path.parts:
         return ""
@@ -72,7 +72,7 @@ def main() -> None:
 
     def turn(_: int, __: object) -> None:
         if sys.getprofile() is None:
-            gc.disable()  # a collection would reset the count
+            gc.disable()  # a garbage collection would reset the count of objects
             sys.setprofile(counts)
         else:
             sys.setprofile(None)

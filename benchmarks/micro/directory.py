@@ -1,10 +1,10 @@
-"""Measures the gateway's CPU time for identity: the caller, its key's rights, a model's target.
+"""Measures the gateway's CPU time to find the caller, its key's rights, and a model's target.
 
-One operation is one call of `Directory` with 200,000 keys of 50,000 tenants, 10,000 models of which
-100 are shared, an alias and a release. The caller's key has a scope and a list of models. "first"
-is the cost of a caller's first request after a change of the state, "kept" that of its second. The
-figure is CPU time of one core, best of five rounds. Not measured: applying a change from the
-control plane, and HTTP.
+One operation is one call of `Directory`. It has 200,000 keys of 50,000 tenants, and 10,000 models,
+100 of which all tenants share. One model has an alias and a release. The caller's key has a scope
+and a list of models. "first" is the cost of a caller's first request after a change of the state,
+and "kept" the cost of its second request. Figures are CPU time of one core in the best of five
+rounds. Not measured: applying a change from the control plane, and HTTP.
 Run: `python -m benchmarks.micro.directory`.
 """
 
@@ -28,7 +28,7 @@ _ROUNDS, _CALLS = 5, 5_000
 
 
 def large_state() -> ControlState:
-    """Return a control plane's state of the largest intended size."""
+    """Return a state of the control plane with the largest supported number of objects."""
     state = ControlState()
     objects = wire.Objects(
         tiers=[wire.Tier(id="gold", model_limits={"m1": wire.Limits(context_tokens_max=4096)})],
@@ -72,7 +72,7 @@ def cost_us(call: Callable[[], object]) -> float:
 
 
 def refused(call: Callable[[], object]) -> Callable[[], object]:
-    """Return a call that is refused as the gateway refuses it."""
+    """Return a call that expects the gateway's refusal."""
 
     def refused_call() -> None:
         with suppress(PlatformError):

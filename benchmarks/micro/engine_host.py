@@ -1,12 +1,13 @@
-"""Measures the CPU time of frames per token, for the engine host over the simulated engine.
+"""Measures the CPU time per token that the engine host adds to the simulated engine.
 
-One operation is one new token of one of 1,000 sequences of one attachment, from the driver's step
-into the bytes of a frame. `driver` is the simulated engine alone, with steps of no duration. `host`
-is the same behind `EngineHost`, whose step loop and sender share the process. Figures are CPU time
-of the process per token. Their difference is the host, and the reader's parsing of its frames.
-`tok_s` is tokens per second of wall-clock time through the host, its upper bound. The best round
-counts, because the machine is shared. Not measured: Triton, gRPC. Run: `python -m
-benchmarks.micro.engine_host`.
+One operation is one new token of one sequence, from the driver's step to the bytes of a frame. One
+attachment has 1,000 sequences. `driver` is the simulated engine alone, whose steps take no time.
+`host` is the same engine behind `EngineHost`, whose step loop and sender run in this process too.
+Figures are CPU time of the process per token. The difference of both figures is the cost of the
+host, and of the reader that parses its frames. `tok_s` is the number of tokens per second of
+wall-clock time through the host, which no faster engine can exceed. The result is that of the best
+round, because the machine is shared. Not measured: Triton, gRPC. Run:
+`python -m benchmarks.micro.engine_host`.
 """
 
 import threading
@@ -30,7 +31,7 @@ _WAIT_S = 120.0
 
 
 class FrameReader:
-    """A responder that reads all frames until all sequences have ended."""
+    """A responder that parses all frames, until all sequences have ended."""
 
     def __init__(self) -> None:
         self.over = threading.Event()

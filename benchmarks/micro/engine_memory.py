@@ -1,11 +1,11 @@
-"""Measures the memory of the OpenVINO engine over thousands of steps with ever new input shapes.
+"""Measures the memory of the OpenVINO engine over thousands of steps with changing input shapes.
 
 One operation is one engine step of the shipped base with default options (KV pool included), with
 up to 48 concurrent sequences. Prompts have 5 to 300 tokens, answers 5 to 80. Two thirds of the
 sequences use one of 12 random adapters of rank 8 in 8 slots. `rss_mb` is the resident memory of the
-process after each twentieth of the steps. It must reach a plateau, because the plugin's cache of
-kernels per input shape is bounded. Not measured: host, Triton. Run: `python -m
-benchmarks.micro.engine_memory`.
+process after each twentieth of the steps. This memory must stop growing, because OpenVINO's cache
+of one kernel per input shape is bounded. Not measured: host, Triton. Run:
+`python -m benchmarks.micro.engine_memory`.
 """
 
 import gc

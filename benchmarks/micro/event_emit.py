@@ -1,15 +1,17 @@
-"""Measures the CPU time of a request's event, on the request's path and in the whole process.
+"""Measures the CPU time of a request's telemetry event, on the request's path and in all threads.
 
-One operation is the event of one streamed request with one answer. `closing` is its part for the
-router (`Exchange.prepare_closings`). `event` is its end (`Exchange.event`, with limits and a
-placement), `emit` is `EventProducer.emit`, and `sum` is all three. These are CPU times of the
-calling thread, with a hundred open requests of a hundred callers. Callers repeat and the control
-plane sends no change, so the shared part of events exists already. `closing_first` also computes
-that part, as after each change of keys, tenants, tiers or models. `process` is the CPU time of the
-whole process from `emit` until every event is at the broker. If the broker is away, it ends when
-they are on disk. It includes the shipping thread and librdkafka's. Events are emitted in bursts of
-100 with pauses, like in a busy gateway. Figures are medians of the rounds, in microseconds. Not
-measured: the broker (another process), the sink, the bytes of the closing on their way.
+One operation is the event of one streamed request with one answer. `closing` is the part of the
+event that the router receives at the start (`Exchange.prepare_closings`). `event` creates the event
+at the request's end (`Exchange.event`, with limits and a placement). `emit` is
+`EventProducer.emit`, and `sum` is the sum of these three. They are CPU times of the calling thread,
+with a hundred open requests of a hundred callers. The same callers repeat and the control plane
+sends no change, so the part that a caller's events share is already cached. `closing_first` also
+computes this part, as after each change of keys, tenants, tiers or models. `process` is the CPU
+time of the whole process from `emit` until every event is at the broker. If the broker is
+unreachable, `process` ends when all events are on disk. It includes the shipping thread and
+librdkafka's threads. Events are emitted in bursts of 100 with pauses, as in a busy gateway. Figures
+are medians of the rounds, in microseconds per event. Not measured: the broker (another process),
+the sink, and the transport of the closing.
 Run: `python -m benchmarks.micro.event_emit`.
 """
 
@@ -84,7 +86,7 @@ def filled_event() -> RequestEvent:
 
 
 class Callers:
-    """A hundred callers, each with a key, and their requests in turn."""
+    """A hundred callers, each with a key, who send requests in turn."""
 
     def __init__(self) -> None:
         like = filled_event()
@@ -130,7 +132,7 @@ class Callers:
 
 
 def generation() -> Any:
-    """Return a generation, with the fields that a closing reads."""
+    """Return a substitute for `Generation` (one answer's state) with the fields of a closing."""
     return SimpleNamespace(spec=SimpleNamespace(session_hash=5, prompt=[1] * 1234), closing=b"")
 
 
@@ -182,7 +184,7 @@ def events_ns(requests: Sequence[HttpExchange]) -> int:
 
 
 def making() -> dict[str, float]:
-    """Return microseconds per request of closing and event, medians of the rounds."""
+    """Return the median microseconds per request for closing and event."""
     first, closings, events = list[float](), list[float](), list[float]()
     for _ in range(_ROUNDS):
         callers = Callers()
@@ -202,7 +204,7 @@ def making() -> dict[str, float]:
 
 
 def one_round(address: str, spool: Path, *, is_away: bool) -> tuple[float, float, int]:
-    """Emit `_EVENTS` events. Returns µs per event of `emit`, of the process, and the drops."""
+    """Emit `_EVENTS` events. Returns µs per event of `emit` and process, and dropped events."""
     payload = filled_event().SerializeToString()
     producer = EventProducer(
         address, REQUESTS_TOPIC, spool_directory=spool, broker_wait_s=0.5 if is_away else 30.0

@@ -1,12 +1,12 @@
 """Measures the CPU time of the gateway's own work, per streamed token and per request.
 
 Two operations are measured, both without the socket of the client. `token` is one token of a step
-frame for 500 open streams. It begins with the bytes of the router's message and ends with the
-chunk, which the transport drops. `prompt` is a short chat body, parsed, validated, rendered with a
-ChatML template and tokenized. Repeated text of a conversation is tokenized only once. So
-`prompt_us` has a new text each time, and `repeated_prompt_us` the same text.
-`benchmarks.micro.limiter` measures limits. Figures are medians of the rounds, in microseconds. Not
-measured: the `send()` that follows in production (5 to 10 us).
+frame for 500 open streams. It begins with the bytes of the router's message, and ends with the
+chunk for the client, which a substitute of the transport drops. `prompt` parses, validates and
+tokenizes a short chat body, rendered with a ChatML template. The gateway caches tokens of repeated
+text. So `prompt_us` is measured with a new text each time, and `repeated_prompt_us` with the same
+text. `benchmarks.micro.limiter` measures limits. Figures are medians of the rounds, in
+microseconds. Not measured: the `send()` that follows in production (5 to 10 us).
 Run: `python -m benchmarks.micro.gateway_paths`.
 """
 

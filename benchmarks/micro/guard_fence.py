@@ -1,10 +1,11 @@
-"""Measures the delay of a release fence, whose sentences wait for the shipped classifier.
+"""Measures the delay of answers whose sentences wait for the shipped classifier (release fence).
 
-One operation is one segment of an answer, from the token that ends it until its text is released.
-The repository's documents, as tokens of the default model, are 100 concurrent answers, with one
-token each every 20 ms. They pass through the judges of a gateway worker, in one process. "delay" is
-the wait for the classifier, without the time until a sentence's tokens are complete. "cpu" is CPU
-time per token, with the automaton and the classifier. Not measured: the rest of the gateway.
+One operation is one segment (sentence) of an answer, from its last token until its text is
+released. The texts of 100 concurrent answers are the repository's documents, as tokens of the
+default model. Each answer receives one token every 20 ms. The answers pass through the judges of
+one gateway worker, in one process. "delay" is the wait of a complete sentence for the classifier.
+"cpu" is the CPU time per token of the rules' automaton and the classifier. Not measured: the rest
+of the gateway.
 Run: `python -m benchmarks.micro.guard_fence`.
 """
 
@@ -33,7 +34,7 @@ _TOKENIZER = Path("model_repo/default/tokenizer.json")
 
 
 def _plan(fence: str) -> GuardPlan:
-    # No text reaches this score, so all text is judged and none is blocked.
+    # No text reaches this score. So the classifier judges all text, and none is blocked.
     rule = wire.GuardRule(
         id="r", action="block", classifier="shipped", threshold=1.0, targets=["answer"]
     )

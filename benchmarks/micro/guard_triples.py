@@ -1,10 +1,11 @@
-"""Tests random rules on random texts in random pieces against an oracle, for leaks and differences.
+"""Tests random rules on random texts in random pieces, by comparison with a simple oracle.
 
-One operation is one triple of a set of rules, a text, and its cutting into pieces. Its output is
-compared with the oracle `tests/support/guard_oracle.py`, which tries every pair of begin and end
-with Python's own expressions. It is also compared with the output for the text in one piece. Sets
-rewrite, block, or do both. The same seed generates the same triples. "cpu_s" is the CPU time of a
-search. Not measured: time per operation.
+One operation is one triple of a set of rules, a text, and its cutting into pieces. A triple fails
+if forbidden text is released, or if the output differs from an expected output. One expected output
+is that of the oracle `tests/support/guard_oracle.py`, which tries every substring with Python's
+`re`. The other is the output for the same text in one piece. A rule either rewrites its matches or
+blocks the answer. A set has rules of one kind, or of both. The same seed generates the same
+triples. "cpu_s" is the CPU time of all triples together. Not measured: time per operation.
 Run: `python -m benchmarks.micro.guard_triples 1000000`.
 """
 
@@ -90,7 +91,7 @@ def _is_right(rules: Sequence[GuardRule], text: str, shown: str, *, ended: bool)
         return False
     if not ends:
         return shown == rewritten(rules, text)
-    if not all(blocks):  # a rewritten text has other characters, and is compared with the whole
+    if not all(blocks):  # rewritten parts differ from `text`, so no prefix check
         return True
     first = min(ends)
     return text.startswith(shown) and len(shown) <= min(s for s, end, _ in matches if end == first)

@@ -1,17 +1,17 @@
-"""Measures the CPU time of the limiter per reservation, in this process and in Valkey.
+"""Measures the CPU time of one reservation of limits, in this process and in Valkey.
 
-One operation is one `Limiter.reserve` on a real Valkey over loopback, with two scopes, account and
-key, and a hundred tenants in turn. It lasts from the call to its result in the caller's task.
-Packing, socket, parsing, future and the switches of the task are included. `closed` has a number of
-tasks, each of which calls again at once, so that as many calls leave together. `open` starts 5,000
-tasks a second at random times, in steps of a millisecond. It subtracts the cost of as many idle
-tasks. `settled` adds the settlement, and `headers` the dictionary of the answer's headers.
-`open_wait` calls no limiter. Its tasks wait for a timer of 2 ms that starts with the first of them,
-like a check that waits for its answer. The garbage collector is set as in a gateway. Figures are
-CPU time of the process, kernel included, in microseconds. `server_us` is the CPU time of Valkey.
-The least of the rounds counts, because the machine is shared. Not measured: the task and its
-creation, which the request needs anyway, and a distant network. Run: `python -m
-benchmarks.micro.limiter`.
+One operation is one `Limiter.reserve` on a real Valkey over loopback. Each checks two scopes,
+account and key, for a hundred tenants in turn. An operation lasts from the call to its result in
+the caller's task. It includes packing, socket, parsing, future and the switches of the task. In
+`closed`, each of a fixed number of tasks calls again at once, so that all their calls are sent
+together. In `open`, 5,000 tasks a second start at random times, in steps of a millisecond, and the
+cost of 5,000 idle tasks is subtracted. `settled` includes the settlement after the answer, and
+`headers` the dictionary of the answer's headers. `open_wait` calls no limiter, and shows the cost
+of waiting alone. Its tasks share a timer of 2 ms, which the first task starts, as concurrent checks
+share an answer. The garbage collector has the thresholds of a gateway. Figures are CPU time of the
+process, kernel included, in microseconds. `server_us` is the CPU time of Valkey. The result is the
+least of the rounds, because the machine is shared. Not measured: the creation of the task, which
+the request needs anyway, and a distant network. Run: `python -m benchmarks.micro.limiter`.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _TOGETHER = (1, 16, 64, 256)
 _CHECKS = 20_000
 _CHECKS_ALONE = 2_000
 _RATE = 5_000
-# Number of rounds, and seconds per round. The round with the least CPU time counts.
+# Number of rounds, and seconds per round. The result is the round with the least CPU time.
 _OPEN_ROUNDS, _OPEN_S = 24, 0.5
 _WAIT_S = 0.002
 _GC_THRESHOLDS = (10_000, 20, 100)  # the thresholds of `gateway.__main__`
@@ -51,7 +51,7 @@ Check = Callable[[Principal], Coroutine[None, None, None]]
 
 
 def callers() -> Iterator[Principal]:
-    """Return callers of all tenants in turn."""
+    """Yield callers of all tenants in turn, without end."""
     return cycle(
         [
             Principal(
@@ -149,11 +149,11 @@ def checks_of(limiter: Limiter) -> dict[str, Check]:
 
 
 async def nothing(_who: Principal) -> None:
-    """Do nothing. The cost of this task is subtracted from all others."""
+    """Do nothing. The cost of such a task is subtracted from the cost of a check."""
 
 
 def shared_wait() -> Check:
-    """Wait for the time that every check needs for the server's answer."""
+    """Return a check that only waits for as long as the server needs for an answer."""
     loop = asyncio.get_running_loop()
     waiting: list[asyncio.Future[None]] = []
 
@@ -172,7 +172,7 @@ def shared_wait() -> Check:
 
 
 def least(found: list[tuple[float, float]]) -> dict[str, float]:
-    """Return the least client time and the least server time."""
+    """Return the least client time and the least server time of the rounds."""
     here, there = zip(*found, strict=True)
     return {"client_us": round(min(here), 2), "server_us": round(min(there), 2)}
 
@@ -194,7 +194,7 @@ async def measure(limiter: Limiter, server: ChildProcess) -> dict[str, Any]:
 
 
 async def measure_open(checks: dict[str, Check], cpu: Cpu) -> dict[str, Any]:
-    """Return the figures at a rate, with all checks in turns."""
+    """Return the figures of `open`, where each round measures all checks."""
     who, rng, turns = callers(), random.Random(5), {**checks, "nothing": nothing}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in turns}
     for _ in range(_OPEN_ROUNDS):

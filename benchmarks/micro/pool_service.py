@@ -1,11 +1,13 @@
-"""Measures the CPU time of the streams in which routers report served tenants to one another.
+"""Measures the CPU time of the reports with which routers share fairness over a pool's cells.
 
-One operation of "tell" is a cell's report and its message, after all its tenants were served since
-the last report. One operation of "hear" parses a message and counts it in one cell. One operation
-of "carry" is one message over the gRPC stream of the real service, with both ends in this process.
-"per_second" is the time of a router per second if one pool has as many routers as here, each with
-one cell and all tenants. Reports are sent every 0.1 s or more rarely, by the rule of `PoolReports`.
-Not measured: a network, and cells that wait for CPU.
+A report has the tokens that each tenant has received in one cell since the last report. Other cells
+of the pool add them to their fair queues. One operation of "tell" creates a cell's report and its
+message, after all tenants were served. One operation of "hear" parses a message and adds it to the
+queue of one cell. One operation of "carry" sends one message over the gRPC stream of the real
+service, with sender and receiver in this process. "per_second" is the CPU time of one router per
+second in a pool of `ROUTERS` routers, each with one cell and all tenants. By the rule of
+`PoolReports`, at least 0.1 s lie between two reports of a router. Not measured: a network, and
+cells that wait for CPU.
 Run: `python -m benchmarks.micro.pool_service`.
 """
 
@@ -32,14 +34,14 @@ _METHOD = "/benchmark/Follow"
 
 
 class BenchCell:
-    """A queue whose tenants are all served in turn."""
+    """The fair queue of one cell, which serves all tenants in turn."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.queue = FairQueue()
         self.now = 0.0
         self._orders = count(1)
-        for _ in range(2):  # two requests each, so that every tenant always has a waiting request
+        for _ in range(2):  # two requests per tenant, so that one always waits
             self._push()
 
     def _push(self) -> None:
@@ -67,7 +69,7 @@ class BenchCell:
         return packed(self.name, [report])
 
     def hear(self, message: bytes) -> None:
-        """Count a message's reports in the queue."""
+        """Add the reports of a message to the queue."""
         for report in unpacked(wire.FollowServiceResponse.FromString(message)):
             self.queue.hear(report, self.now)
 
@@ -94,7 +96,7 @@ def report_costs() -> tuple[float, float, bytes]:
 
 
 async def carried_us(message: bytes) -> float:
-    """Return the CPU time of one message over a stream, both ends, in microseconds."""
+    """Return the CPU time of a message over a stream, for both ends together, in microseconds."""
 
     async def follow(_request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         for _ in range(MESSAGES):

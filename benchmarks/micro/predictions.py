@@ -1,13 +1,14 @@
-"""Measures predicted answers on the OpenVINO engine alone: steps, CPU time and latency.
+"""Measures what `prediction` saves on the OpenVINO engine alone: steps, CPU time and latency.
 
 One operation is the answers of the shipped base to 1 or 8 concurrent prompts of 64 random tokens,
-with 256 greedy tokens each. `none` has no prediction. `good` predicts the answer itself, `edited`
-the answer with every 40th token replaced, and `wrong` random tokens. `tokens_per_step` is the
-number of tokens per sequence and engine step, without prefill steps. `wall_ms` is the time from the
-first step to the end of the last answer. It and `cpu_us_per_token` are medians of the rounds, in
-which the cases run in turns. `ratio` compares with `none`. `equal` counts answers that are equal to
-those without a prediction, with `f32` weights and pool. Not measured: frames, transport,
-tokenizing. Run: `python -m benchmarks.micro.predictions`.
+with 256 greedy tokens each. The case `none` has no prediction. In `good` the prediction is the
+answer itself, in `edited` the answer with every 40th token replaced, and in `wrong` random tokens.
+`tokens_per_step` is the number of tokens per sequence and engine step, without prefill steps.
+`wall_ms` is the time from the first step to the end of the last answer. `wall_ms` and
+`cpu_us_per_token` are medians of the rounds, each of which runs all cases. `ratio` is a figure
+divided by that of `none`. `equal` counts answers that are the same as without a prediction, with
+weights and KV pool in `f32`. Not measured: frames, transport, tokenizing. Run:
+`python -m benchmarks.micro.predictions`.
 """
 
 import random
@@ -80,7 +81,7 @@ def edited(answer: list[int]) -> list[int]:
 
 
 def measure(driver: Driver, sequences: int) -> dict[str, Any]:
-    """Measure all cases of this many sequences, in turns."""
+    """Measure all cases with a number of concurrent sequences, in alternating rounds."""
     prompts = [ids(_PROMPT_TOKENS) for _ in range(sequences)]
     plain = run(driver, prompts, [[] for _ in prompts]).answers
     cases = {

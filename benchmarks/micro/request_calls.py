@@ -1,13 +1,14 @@
-"""Counts a request's calls and objects in the gateway, by layer.
+"""Counts the function calls and created objects of a request in the gateway, by layer.
 
-One operation is one streamed chat completion of two tokens, for a caller without limits, from a
-scripted router. The gateway has one worker, real sockets and Valkey. `python` counts calls of
-Python functions, and `c` their calls of C functions. `objects` counts created containers (tuples,
-lists, instances). It is a lower bound, because a container that is created and dropped between two
-calls is not counted. Libraries count for the layer that called them. `libraries` is the rest, like
-the event loop's own work. `cpu_us` is CPU time of the process per request, with 100 concurrent
-streams and steps of 20 ms, while nothing is counted. Its median is the figure to read. Not
-measured: the router.
+One operation is one streamed chat completion of two tokens, for a caller without limits. The
+gateway has one worker, real sockets and Valkey. A scripted router sends the tokens. `python` counts
+calls of Python functions, and `c` their calls of C functions. `objects` counts created containers
+(tuples, lists, instances). `objects` is a lower bound, because a container that is created and
+deleted between two calls is not counted. Calls in libraries count for the layer that called the
+library. `libraries` has calls without such a layer, for example of the event loop itself. `cpu_us`
+is CPU time of the process per request, with 100 concurrent streams and steps of 20 ms. It is
+measured in separate runs without counting. Its median is the figure to read. Not measured: the
+router.
 Run: `python -m benchmarks.micro.request_calls`.
 """
 

@@ -1,15 +1,15 @@
 """Measures the CPU time of the router's core, per request and per token.
 
-One operation of "request" has a parsed message with a 1,000-token prompt and its block hashes. It
-covers the message's conversion, `submit`, `tick`, and the conversion of the dispatch into the
-engine's message. Three of four prompts repeat an earlier prompt. In "idle" all engines are idle. In
-"half" each decodes half as many sequences as it can. "long" is the same operation for a prompt of
-55,000 tokens (220 KB of text), beside the gateway's time to hash its blocks once. "tick_*" is the
-placing part of "request", with the choices of request and replica, and their accounting. One
-operation of "token" parses a HostFrame, calls `on_frame` and `tick`, and builds and serializes the
-gateways' messages. Its time is divided by the frame's tokens, and 64 replicas send frames in turn.
-Both figures are CPU time of one core. Not measured: gRPC, sockets, the parsing of submits. Run:
-`python -m benchmarks.micro.router_core`.
+One operation of "request" begins with a parsed message, which has a prompt of 1,000 tokens and its
+block hashes. The operation converts the message, calls `submit` and `tick`, and converts the
+dispatch into the message to the engine. Three of four prompts repeat an earlier prompt. In "idle"
+all engines are idle. In "half" each engine decodes half of its maximal number of sequences. "long"
+is the same operation for a prompt of 55,000 tokens (220 KB of text). The gateway's time to hash the
+blocks of this prompt is a separate figure. "tick_*" is the part of "request" that chooses request
+and replica, and updates the counts. One operation of "token" parses a HostFrame, calls `on_frame`
+and `tick`, and builds and serializes the messages to gateways. Its time is divided by the number of
+tokens in the frame, and 64 replicas send frames in turn. All figures are CPU time of one core. Not
+measured: gRPC, sockets, the parsing of submits. Run: `python -m benchmarks.micro.router_core`.
 """
 
 import gc
@@ -60,7 +60,7 @@ class CoreBench:
     def message(self, tokens: int = PROMPT_TOKENS) -> wire.Submit:
         """Return the next request, in the form that gateways send."""
         self.handles += 1
-        start = self.handles - self.handles % 4  # the first of four fills the cache
+        start = self.handles - self.handles % 4  # four requests share a prompt
         prompt = [start % 30_000, *range(1, tokens)]
         hashes = block_hashes(prompt, ROOT, tokens // BLOCK_TOKENS)
         return wire.Submit(
@@ -75,7 +75,7 @@ class CoreBench:
         )
 
     def submit(self, message: wire.Submit) -> tuple[float, float]:
-        """Admit, place and convert one request. Returns the CPU seconds, of all and of `tick`."""
+        """Admit, place and convert one request. Returns CPU seconds in total, and in `tick`."""
         started_s = time.process_time()
         self.core.submit(message.handle % GATEWAYS, convert.request(message), self.now)
         admitted_s = time.process_time()
@@ -92,7 +92,7 @@ class CoreBench:
             self.dispatches[name] += dispatches
 
     def frames(self, *, kept: int, tokens: int = 1) -> list[tuple[str, bytes]]:
-        """Return a frame per replica: `tokens` of each sequence, of which all but `kept` end."""
+        """Return a frame per replica with `tokens` per sequence. All but `kept` sequences end."""
         frames: list[tuple[str, bytes]] = []
         for name, dispatches in self.dispatches.items():
             prompts = sum(dispatch.prefill_owed for dispatch in dispatches)
@@ -118,7 +118,7 @@ class CoreBench:
         return frames
 
     def frame(self, name: str, data: bytes) -> float:
-        """Handle one frame from bytes to bytes, and return the CPU seconds."""
+        """Handle one frame, from its bytes to those for gateways, and return the CPU seconds."""
         self.now += STEP_S / len(self.dispatches)
         started_s = time.process_time()
         self.core.on_frame(name, 1, engine.HostFrame.FromString(data).step, self.now)
@@ -136,7 +136,7 @@ class CoreBench:
 
 
 def per_request_us(replicas: int, decoding: int) -> dict[str, Any]:
-    """Return the CPU time of admission, placement and conversion with busy replicas, in µs."""
+    """Return the CPU time of "request" in µs, while each replica decodes `decoding` sequences."""
     bench = CoreBench(replicas)
     for _ in range(decoding):
         for _ in range(replicas):
@@ -161,7 +161,7 @@ def per_request_us(replicas: int, decoding: int) -> dict[str, Any]:
 
 
 def long_prompt_us() -> dict[str, Any]:
-    """Return the CPU time of a long prompt in the core, and to hash it, in µs."""
+    """Return the core's CPU time for a long prompt, and the time to hash the prompt, in µs."""
     bench = CoreBench(64)
     router: list[float] = []
     hashing: list[float] = []

@@ -1,13 +1,14 @@
-"""Measures CPU and memory of the router's full prefix index, with 64 replicas of 33,000 blocks.
+"""Measures CPU and memory of a router's prefix index that is full: 64 replicas of 33,000 blocks.
 
-One operation of "matches" looks up the blocks of one prompt on each replica, from the bytes of its
-hashes. All replicas have its system prompt. The rest is on one replica ("known") or on none
-("unknown"). One operation of "dispatched" records that a prompt was sent to a replica. The replica
-has its blocks after the system prompt ("again") or not ("fresh"). Each fresh block evicts another
-one. One operation of "event" is one block that an engine reports as stored or removed. Figures are
-CPU time of one core. `dispatched_longest_ms` is the slowest single call, which delays everything
-else in a router. "bytes" is the growth of the process per pair of replica and block. Not measured:
-hashing the prompts, parsing messages. Run: `python -m benchmarks.micro.router_index`.
+One operation of "matches" begins with the bytes of a prompt's block hashes. It returns how many of
+these blocks each replica has cached. All replicas have the blocks of the system prompt. One replica
+("known") or none ("unknown") has the other blocks. One operation of "dispatched" records that a
+prompt was sent to a replica. In "again" the replica has already cached the whole prompt, in "fresh"
+only the system prompt. Each block of "fresh" evicts another block. One operation of "event" records
+one block that an engine reports as stored or removed. Figures are CPU time of one core.
+`dispatched_longest_ms` is the slowest single call, which delays everything else in a router.
+"bytes" is the process's memory for the index, divided by the number of pairs of replica and block.
+Not measured: hashing the prompts, parsing messages. Run: `python -m benchmarks.micro.router_index`.
 """
 
 import gc
@@ -44,7 +45,7 @@ class IndexBench:
         while len(self.index) < REPLICAS * KV_BLOCKS:
             self.dispatch(self.prompt(self.random.choice((31, 64, 100, 375))))
         self.full_bytes = resident_bytes() - before
-        for _ in range(40_000):  # every block is replaced about once, and many are used again
+        for _ in range(40_000):  # replaces each block about once
             prompt = self.prompt(self.random.choice((31, 64, 100)))
             self.dispatch(prompt, self.names[0])
             self.dispatch(prompt)

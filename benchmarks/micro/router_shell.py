@@ -1,14 +1,14 @@
-"""Measures the CPU time of the router's shell and core per engine frame, with its tick.
+"""Measures the router's CPU time per engine frame: shell, core and the tick after the frame.
 
-One operation is a Triton response with one step frame (one token per row). It covers the way from
-bytes through `read_response`, the hub and the core, one tick of the loop, and the gateway's bytes.
-There are one replica and one gateway. `waiting` is the number of prompts that wait in the engine
-meanwhile, like after a burst. Frames arrive faster here than from any engine, so neither ticks nor
-messages to the gateway wait for each other. `steps` has a frame of eight rows from each of many
-replicas, one after the other within a millisecond. It includes their ticks and the one message to
-the gateway. `us_per_step` is the time of all of these. The figure is that of the best of 30 parts
-of the run, which a busy machine disturbs least, in CPU time of one core. Not measured: gRPC and
-sockets.
+One operation handles a Triton response with one step frame (one token per row). The response's
+bytes pass through `read_response`, the hub and the core. The operation includes one tick of the
+loop, and ends with the bytes for the gateway. There are one replica and one gateway. `waiting` is
+the number of prompts that wait in the engine meanwhile, as after a burst. Each frame is followed by
+a tick and a message of its own, so no work of several frames is merged. `steps` measures the merged
+case, in which each of many replicas sends a frame of eight rows within a millisecond. `us_per_step`
+is the time for all these frames, their ticks and the one message to the gateway. Figures are CPU
+time of one core in the best of 30 parts of the run, because other work disturbs that part least.
+Not measured: gRPC and sockets.
 Run: `python -m benchmarks.micro.router_shell`.
 """
 
@@ -142,10 +142,10 @@ async def per_step(replicas: int, rows: int = 8) -> dict[str, Any]:
             for name, outbox in outboxes.items():
                 running = sequences[name]
                 hub.frame(name, outbox.epoch, _frame(running, step))
-                await asyncio.sleep(0)  # each frame arrives on a socket of its own
+                await asyncio.sleep(0)  # each frame arrives on a separate socket
             await asyncio.sleep(2 * _PAUSE_S)
             while link.take() is None:  # noqa: ASYNC110 - the link has no event
-                await asyncio.sleep(_PAUSE_S)  # a busy machine is late
+                await asyncio.sleep(_PAUSE_S)  # a busy machine may be late
         best_s = min(best_s, (time.process_time() - started_s) / STEPS)
     hub.close()
     return {"replicas": replicas, "rows": rows, "us_per_step": round(1e6 * best_s, 1)}

@@ -1,13 +1,14 @@
-"""Measures the CPU time of sampling per row, the cost of a step outside the graph.
+"""Measures the CPU time of sampling per row, which a step needs besides the model's graph.
 
 One operation is `prepare` and `sample` of one step, divided by its rows. All rows have the same
-kind of sampling. The sequences have 200 prompt tokens and 50 emitted ones. Masks are filled by one
-thread. Logits are normal with a standard deviation of 2.5, flatter than a trained model's. With
-these, top_p keeps hundreds of tokens, and it costs less if it keeps few. "grammar" alternates
-between two sequences of states, so that no mask is a cached one. Its vocabulary of 128k is an
-invented tokenizer. `compile_ms` is the time to compile a new grammar. Figures are CPU time of one
-core, median and best of the steps. On a busy machine, memory and the other half of a core are
-shared, so the best is nearer to an idle machine's figure. Not measured: the graph.
+kind of sampling. The sequences have 200 prompt tokens and 50 emitted ones. One thread fills the
+masks of grammars. Logits have a normal distribution with a standard deviation of 2.5, flatter than
+those of a trained model. So top_p keeps hundreds of tokens, and it would cost less with fewer.
+"grammar" alternates between two sequences of states, so that no mask is cached. The vocabulary of
+128k tokens is an artificial tokenizer. `compile_ms` is the time to compile a new grammar. Figures
+are CPU time of one core, as median and best of the steps. On a busy machine, other processes use
+the same memory and the core's other hyperthread. So the best is nearer to the figure of an idle
+machine. Not measured: the graph.
 Run: `python -m benchmarks.micro.sampling`.
 """
 
@@ -54,14 +55,14 @@ KINDS: dict[str, Sampling] = {
 
 
 def write_tokenizer(path: Path, vocabulary: int) -> None:
-    """Write a tokenizer of two special tokens, all bytes, and random words."""
+    """Write a tokenizer with two special tokens, all single bytes, and random words."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     rng = random.Random(0)
     words = dict.fromkeys(["<|end|>", "<|stop|>", *sorted(pre_tokenizers.ByteLevel.alphabet())])
     while len(words) < vocabulary:
         word = "".join(rng.choices(ALPHABET, k=rng.randint(2, 9)))
-        words[word.replace(" ", "\u0120")] = None  # as byte-level tokenizers write a space
+        words[word.replace(" ", "\u0120")] = None  # a space in byte-level tokenizers
     ids = {word: index for index, word in enumerate(words)}
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -114,7 +115,7 @@ def per_row_us(compiler: GrammarCompiler, rows: int, kind: str) -> dict[str, Any
 
 
 def compile_ms(compiler: GrammarCompiler) -> float:
-    """Return the time to compile one new grammar like the one of the rows."""
+    """Return the time to compile one new grammar like that of the case "grammar"."""
     samples: list[float] = []
     for index in range(20):
         schema = SCHEMA | {"description": f"number {index}"}

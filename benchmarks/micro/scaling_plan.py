@@ -1,8 +1,8 @@
 """Measures the CPU time of a scaling plan of 200 pools.
 
 One operation is one `plan` of 200 pools. Each pool has half an hour of buckets, eight days of
-quarter-hours and the boot times of 16 replicas. `within` is the same under a budget that cuts half
-of the pools. Figures are milliseconds of CPU time. Not measured: the database.
+quarter-hours and the boot times of 16 replicas. `within` is the same plan under a budget that
+reduces half of the pools. Figures are milliseconds of CPU time. Not measured: the database.
 Run: `python -m benchmarks.micro.scaling_plan`.
 """
 

@@ -1,11 +1,12 @@
-"""Measures an engine's CPU time for the scores of a rollout, beside the answer that they judge.
+"""Measures an engine's CPU time for an answer, and for the two scores that a rollout adds.
 
-One operation is one answer of an adapter, or its two scores. The adapter's own score uses the
-cached prompt, while the base's score has no cache. The engine is `openvino` with the shipped base
-and its default options, alone in this process, with one sequence at a time. Figures are CPU time of
-the whole process, medians of the rounds, each with another prompt. An engine that decodes many
-sequences in one batch spends less on an answer, and as much on a score. Not measured: gateway,
-router, frames. Run: `python -m benchmarks.micro.scores`.
+One operation is the generation of one answer by an adapter, or both scores of this answer. A score
+is the log probability of the answer under the adapter or under the base. For the adapter's score
+the prompt is cached, for the base's score nothing is cached. The engine is `openvino` with the
+shipped base and its default options, alone in this process, with one sequence at a time. Figures
+are CPU time of the whole process, medians of the rounds, each with another prompt. An engine that
+decodes many sequences in one batch needs less time per answer, but as much per score. Not measured:
+gateway, router, frames. Run: `python -m benchmarks.micro.scores`.
 """
 
 import random
@@ -38,7 +39,7 @@ def _cpu_ms(engine: ScheduledEngine, adapter: str, request: SequenceRequest) -> 
 
 def measure(prompt_tokens: int, answer_tokens: int) -> dict[str, float]:
     """Return medians for one shape, in milliseconds of CPU."""
-    # A new engine, whose kernels and cache are not affected by earlier shapes.
+    # A new engine for each shape, because earlier shapes would warm its kernels and cache.
     engine = load_openvino(_REPOSITORY / "default", "base", {})
     engine.put_adapter(_ADAPTER, engine.read_adapter(_ADAPTER, _REPOSITORY / "adapters" / _ADAPTER))
     draw = random.Random(0)

@@ -2,18 +2,19 @@
 
 One operation is one query through the service's own client, on the local trace store. The store has
 50 million requests of 2,000 tenants in the last 30 days. The largest tenant has 8 % of them, the
-median tenant 0.01 %, and 1 % were written twice. Queries are a month's usage by day and by hour,
-before there are rollups and with them. Without rollups all is computed from events, and with them
-only the last ten minutes. Other queries are a rollout with half of the requests of the last hour,
-and the fleet's costs of a day, which have no rollups. The rows are generated inside the store, half
-a day at a time, in `fill_s`. Rollups of hours are made by the service's own loop, in `rollup_s`. Of
-the rollups of minutes only the last ones exist, because a month's usage reads no others.
+median tenant 0.01 %, and 1 % were written twice. Queries of a month's usage, by day and by hour,
+are measured before and after the rollups are computed. Without rollups a query sums all events, and
+with rollups only those of the last ten minutes. Two further queries never use rollups. One is the
+evidence of a rollout that has half of the requests of the last hour, the other the fleet's costs of
+a day. The store itself generates the rows, half a day per statement, in `fill_s` seconds. The
+service's own loop computes the rollups of hours, in `rollup_s` seconds. Only the latest rollups of
+minutes are computed, because a month's usage reads no earlier ones.
 
-Not measured: HTTP of the service, a store that is written to, a cold page cache, merges (for which
-the benchmark waits, a minute at most). The figures p50 and p99, in milliseconds, are valid on an
-otherwise idle machine. `store_cpu_ms`, the CPU time of the store per query, is valid on any.
-`refused` counts queries that reach the service's limit of 25 s, which must be none for a month with
-rollups. The benchmark needs 4 GiB of disk.
+Not measured: HTTP of the service, a store under writes, a cold page cache, and merges. For merges
+the benchmark waits a minute at most. The figures p50 and p99 are in milliseconds, and are valid
+only on an otherwise idle machine. `store_cpu_ms` is the CPU time of the store per query, and is
+valid on a busy machine too. `refused` counts queries that reach the service's limit of 25 s. It
+must be 0 for a month with rollups. The benchmark needs 4 GiB of disk.
 Run: `python -m benchmarks.micro.trace_month [--requests N]`.
 """
 
@@ -74,7 +75,7 @@ SELECT
 FROM numbers({first:UInt64}, {count:UInt64})
 SETTINGS max_insert_threads = 2, max_partitions_per_insert_block = 0, optimize_on_insert = 0
 """
-# The same statement as the view of the migration, but only for hours.
+# The statement of the migration's view, restricted to hours.
 _MARK = """
 INSERT INTO rollup_marks (marked_at, tenant_id, minute)
 SELECT DISTINCT
@@ -104,7 +105,7 @@ FROM system.parts WHERE active AND database = currentDatabase()
 
 
 async def fill_month(store: Store, requests: int, to_ms: int, statement: str = FILL) -> None:
-    """Write 30 days in slices, the last hour alone, then some of the first rows again."""
+    """Write 30 days in slices, with the last hour separately, then some of the first rows again."""
     hours = _DAYS * 24
     length_ms = hours * HOUR_MS
     edges = [requests * hour // hours for hour in [*range(0, hours - 1, 12), hours - 1, hours]]
@@ -141,7 +142,7 @@ async def roll_month(store: Store, to_ms: int) -> None:
             await rollups.step()
             [row] = await store.query(_UNTIL, {})
             until_ms = row["until_ms"]
-        except STORE_ERRORS as error:  # retry with fewer rows, as the service does
+        except STORE_ERRORS as error:  # the next step has fewer rows, as in the service
             print(f"again after {error!r:.100}", flush=True)
 
 
@@ -155,7 +156,7 @@ async def _timed(
         started = time.perf_counter()
         try:
             await ask(number)
-        except STORE_ERRORS:  # the limit of 25 s, as for a caller
+        except STORE_ERRORS:  # the query reached the limit of 25 s
             refused += 1
         spent_ms.append((time.perf_counter() - started) * 1e3)
     store_cpu_s = cpu_s([pid]) - cpu_before_s
@@ -220,7 +221,7 @@ async def _measure(store: Store, pid: int, requests: int) -> dict[str, object]:
     await roll_month(store, to_ms)
     rolled_s, rolled_cpu_s = time.perf_counter() - started, cpu_s([pid]) - spent_s
     print(f"rolled up in {rolled_s:.0f} s, {rolled_cpu_s:.0f} s of CPU", flush=True)
-    # New events since the rollups, which are requests of the last ten minutes, sent again.
+    # Events after the rollups: requests of the last ten minutes are written again.
     first = requests - requests * 10 // (_DAYS * 24 * 60)
     fresh = {"from_ms": to_ms - _DAYS * DAY_MS, "length_ms": _DAYS * DAY_MS, "requests": requests}
     fresh |= {"tenants": _TENANTS, "is_last": True, "first": first, "count": requests - first}
@@ -263,7 +264,7 @@ def main() -> None:
     requests = parser.parse_args().requests
     with tempfile.TemporaryDirectory() as folder:
         results = asyncio.run(_run(Path(folder), requests))
-    if requests != _REQUESTS:  # a trial with too few requests for the goal
+    if requests != _REQUESTS:  # too few requests for the goal, so no result file
         print(json.dumps(results, indent=2))
         return
     parameters = {"requests": requests, "tenants": _TENANTS, "days": _DAYS, "rounds": _ROUNDS}

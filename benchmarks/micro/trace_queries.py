@@ -1,12 +1,13 @@
 """Measures the trace store's queries for rollouts and for the ledger.
 
 One operation is one query through the service's own client, on the local trace store. The store has
-300,000 requests of the last month, written in the order of their time. A rollout has half of the
-last hour's 100,000 requests, of which ten windows and one hour are queried. For one of a hundred
-tenants, a day is queried by the hour and a month by the day. The figures p50 and p99, in
-milliseconds, are valid on an otherwise idle machine. `store_cpu_ms`, the CPU time of the store per
-query, is valid on any. Not measured: HTTP of the service, a store that is written to. Run: `python
--m benchmarks.micro.trace_queries`.
+300,000 requests of the last month, written in the order of their time. The last hour has 100,000
+requests, half of them in a rollout. The queries for the rollout are ten windows, and one whole
+hour. The queries for the ledger are a tenant's day by the hour and month by the day, for one of a
+hundred tenants. The figures p50 and p99 are in milliseconds, and are valid only on an otherwise
+idle machine. `store_cpu_ms` is the CPU time of the store per query, and is valid on a busy machine
+too. Not measured: HTTP of the service, a store under writes. Run:
+`python -m benchmarks.micro.trace_queries`.
 """
 
 import asyncio
