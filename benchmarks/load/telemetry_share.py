@@ -1,7 +1,7 @@
 """Measures telemetry's share of the CPU time of gateway and router.
 
 One operation is one unary request of one token, through a gateway worker, a router and the `sim`
-driver, each in its own process. Such a request has the least other work, so telemetry's share is
+driver, each in its own process. This request has the least other work, so telemetry's share is
 smaller for longer answers. The denominator is the CPU time of gateway and router per request, from
 /proc. The numerator is the sum of the following parts, timed in this process right before and after
 the requests. `closing` creates the part of the event that the router receives, and `event` the
