@@ -319,6 +319,12 @@ _OPERATION = (
         texts.month,
     ),
     FigureRow(
+        "ten minutes of 200 turns per second while gateway, control plane, Valkey and PostgreSQL"
+        " are killed once each: stored responses that were lost",
+        "churn",
+        lambda it: f"{it['lost']} of {it['turns']['stored']:,}",
+    ),
+    FigureRow(
         "the console over 50 million requests: longest wait for a page, p50; CPU of the control"
         " plane for 20 viewers of the live feed",
         "console",
