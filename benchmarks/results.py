@@ -22,7 +22,7 @@ def write_result(name: str, operation: str, figures: dict[str, Any]) -> Path:
 
     Args:
         name: File name without suffix.
-        operation: Definition of one operation, with the costs that are not measured.
+        operation: Text that defines one operation, and names the costs that are not measured.
         figures: The measurements, with their parameters.
     """
     commit = subprocess.run(

@@ -183,7 +183,7 @@ def cancel_upload(upload: UploadId, *, as_json: AsJson = False) -> None:
 
 @signing_keys.command("list")
 def list_signing_keys(*, as_json: AsJson = False) -> None:
-    """List the keys whose signatures of artifacts count."""
+    """List the keys that are trusted to sign artifacts."""
     show_objects(ask(lambda api: api.list("/v1/signing-keys")), _KEYS, as_json=as_json)
 
 

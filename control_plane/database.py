@@ -32,8 +32,8 @@ _SERVER_SETTINGS = {
     "lock_timeout": "4s",
     "idle_in_transaction_session_timeout": "10s",
 }
-# Ends the sessions of control planes whose process has been silent within a statement for longer
-# than any statement may run.
+# Ends the database sessions of frozen control planes. A process is frozen if PostgreSQL has waited
+# for it within a transaction for longer than any statement may run.
 _END_FROZEN = text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
     " WHERE datname = current_database() AND usename = current_user"

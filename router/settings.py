@@ -32,8 +32,8 @@ class Settings(ServiceSettings):
             waiting request.
         decision_sample: Number of placements per explained placement, or 0 to explain none.
         decision_pause_s: Least seconds between two explanations of placements that are traced, late
-            or repeated, per router. Each explanation visits every replica. The outcomes of other
-            slow or interrupted requests have three figures, at the same rate.
+            or repeated, per router. Each explanation visits every replica. Other slow or
+            interrupted requests get three figures without an explanation, at the same rate.
         plans_adapters: Whether replicas load adapters ahead of their requests, by demand.
         silence_s: Seconds without a frame after which a replica is lost. Busy engines send a frame
             with every step, and idle engines send one every 0.2 s.

@@ -144,7 +144,7 @@ class UnknownRuleError(ValueError):
 
 
 def policies() -> list[str]:
-    """Return the policy names: `sluice` with all rules, and `sluice` without each single rule."""
+    """Return the policy names: `sluice` with all rules, and for each rule `sluice` without it."""
     return [PREFIX.removesuffix("-"), *(PREFIX + rule for rule in RULES)]
 
 

@@ -296,7 +296,7 @@ class Engine:
     def _wake(self, now: float) -> None:
         if not self._is_stepping:
             self._begin(now)
-        elif not self._chunks:  # end the stretch with the step that runs
+        elif not self._chunks:  # shorten the planned steps to the one that runs
             done = int((now - self._began_at) / self._step_s) + 1
             if done < self._steps_planned:
                 self._plan_end(done)

@@ -94,7 +94,7 @@ class EncodedPrompt(NamedTuple):
     record: bytes = b""
 
     def pinned_as(self, start: "EncodedPrompt") -> "EncodedPrompt":
-        """Return the prompt, with the leading blocks pinned that a warm prompt has too."""
+        """Return the prompt, with those leading blocks pinned that it shares with a warm prompt."""
         return self._replace(pinned_blocks=shared_blocks(self.block_hashes, start.block_hashes))
 
 

@@ -42,7 +42,7 @@ class Answers:
         retries: RetryBudget,
         on_close: Callable[["Answers"], None],
     ) -> None:
-        """Submit no answer yet, because the `with` block does. See `GatewayDispatcher.dispatch`."""
+        """Store the arguments of `GatewayDispatcher.dispatch`. The `with` block submits answers."""
         self.refusal: GenerationEnd | None = None
         self._generations = generations
         self._per_prompt = per_prompt

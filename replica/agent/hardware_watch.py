@@ -27,7 +27,8 @@ from sluice.wire.agent.v1 import agent_pb2 as agent
 log = structlog.get_logger(__name__)
 
 READ_EVERY_S = 2.0
-# seconds between readings, so that a GPU with endless errors does not occupy the agent
+# Seconds between two readings that error events cause. A GPU with endless errors would otherwise
+# occupy the agent.
 _PAUSE_S = 0.2
 _SILENCE_S = 30.0  # seconds without an answer after which a driver is logged as hanging
 

@@ -23,7 +23,7 @@ READS_MAX = 64
 WAITERS_MAX = 8192  # largest number of requests that wait for adapters
 # Largest number of requests that wait for one adapter, so that other adapters' requests also fit.
 WAITERS_EACH_MAX = 1024
-# Largest number of fetches of one adapter whose files are evicted each time before they are read.
+# Largest number of fetches of one adapter, if its files are evicted before they are read.
 _FETCHES_MAX = 3
 _REFUSALS_MAX = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")

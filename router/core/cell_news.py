@@ -1,4 +1,7 @@
-"""Decides when gateways are sent cell states, changed states soon and all states at intervals."""
+"""Decides when gateways are sent cell states.
+
+Changed states are sent soon. All states are sent at intervals.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 

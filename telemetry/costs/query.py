@@ -19,8 +19,8 @@ _TOO_MANY_ROWS = 396
 _BY = ("pool", "model", "tenant", "hour")
 
 # A request occupies its replica from the end of its queueing until its own end. If it spans several
-# hours, it counts in each by its share of time there. An event can contain times of up to 72
-# minutes. FINAL returns one row per event.
+# hours, it counts in each by its share of time there. Durations in an event are at most 72
+# minutes, because they are 32-bit microseconds. FINAL returns one row per event.
 SPANS = """
     SELECT *, greatest(0, least(end_ms, (bucket + 1) * 3600000, {to_ms:Int64})
             - greatest(begin_ms, bucket * 3600000, {from_ms:Int64})) AS inside_ms,

@@ -131,7 +131,8 @@ class Fetcher:
         self._on_change = on_news
         self._orders: tuple[wire.Order, ...] = ()
         self._ordered_s = 0.0
-        # wanted artifacts (digest -> priority) of the last answer with a complete list
+        # Priority by digest in the last complete list of the control plane. `_wanted` adds those of
+        # this node.
         self._shared: Mapping[str, int] = {}
         self._wanted: Mapping[str, int] = {}
         self._state = _State()

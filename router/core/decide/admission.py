@@ -241,7 +241,7 @@ def _too_late(
 ) -> Ending | None:
     """Refuse a request whose first token is predicted after its deadline."""
     if not cell.queue.requests or request.is_begun:
-        return None  # the queue is empty, so the request starts at once, and its TTFT is measured
+        return None  # it starts at once or has begun, and its TTFT then corrects the forecast
     forecast = cell.forecast
     supply = cell.supply(now)
     if not supply.replicas:
