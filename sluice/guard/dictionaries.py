@@ -56,9 +56,7 @@ class Dictionary:
         form = " " if character.isspace() else self._form(character)
         read = words[at.first][:place]
         if form == " " and read.endswith(" "):
-            first = at.first + self.is_whole(
-                at
-            )  # skips a word that ends before this blank
+            first = at.first + self.is_whole(at)  # skips a word that ends before this blank
             return at._replace(first=first) if first < at.last else None
         first = bisect_left(words, read + form, at.first, at.last)
         if first >= at.last or words[first][place : place + 1] != form:
