@@ -41,7 +41,7 @@ PYTEST := $(BIN)/python -m pytest --dist=loadfile --no-loadscope-reorder
 test: setup ## Ring one: every promise once, on real servers from pip wheels (about 6 minutes on two cores)
 	@$(PYTEST) --ring=one --numprocesses=$(TEST_WORKERS) $(ARGS)
 
-test-two: setup ## Ring two: whole stacks, killed, frozen and upgraded (17 to 20 minutes on two cores)
+test-two: setup ## Ring two: whole stacks, killed, frozen and upgraded (about 14 minutes on two cores)
 	@$(PYTEST) --ring=two --numprocesses=$(TEST_WORKERS) $(ARGS)
 
 test-all: test test-two ## Both rings
