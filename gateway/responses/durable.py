@@ -77,7 +77,7 @@ class Durable:
             self._waiting[stored.id] = stored
             self._bytes += stored.ByteSize()
         self._has_some.set()
-        if self._kept or len(self._waiting) >= _BATCH:
+        if self._kept or len(self._waiting) >= _BATCH or self._bytes >= _BATCH_BYTES:
             self._is_urgent.set()
 
     async def offer_and_wait(self, stored: wire.StoredResponse, timeout_s: float) -> bool:
@@ -164,6 +164,7 @@ class Durable:
         """Send a batch of responses, or an empty batch as a probe, and return its success."""
         self._is_urgent.clear()
         batch = self._batch()
+        is_full = len(batch) < len(self._waiting)
         try:
             stub = StateServiceStub(await self._link.current())
             await stub.Keep(wire.KeepRequest(responses=batch), timeout=_DEADLINE_S)
@@ -177,7 +178,7 @@ class Durable:
             self._forget(stored.id)
             if (event := self._kept.get(stored.id)) is not None:
                 event.set()
-        if len(self._waiting) >= _BATCH:
+        if is_full:
             self._is_urgent.set()
         if batch:
             await self._settled([stored.id for stored in batch])

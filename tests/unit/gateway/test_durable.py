@@ -83,3 +83,16 @@ async def test_a_full_batch_and_a_response_without_valkey_wait_for_no_other(
     await _until_empty(site)
     assert await site.queue.offer_and_wait(wire.StoredResponse(id="resp_urgent"), 20)
     assert site.control.calls == [durable._BATCH, 1]
+
+
+async def test_large_responses_that_fill_a_batch_wait_for_no_other(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "_GATHER_S", 3600.0)
+    large = bytes(durable._BATCH_BYTES * 2 // 3)
+    for number in range(3):
+        site.queue.offer(wire.StoredResponse(id=f"resp_{number}", response=large))
+    async with asyncio.timeout(20):
+        while len(site.control.calls) < 2:  # noqa: ASYNC110 - the server reports no call
+            await asyncio.sleep(0.01)
+    assert site.control.calls[:2] == [1, 1]
