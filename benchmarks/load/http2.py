@@ -10,7 +10,7 @@ only counts streams. The medians of the rounds are the figures to read. Run:
 
 import asyncio
 import json
-import statistics
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,8 +18,8 @@ import aiohttp
 from hpack import Encoder
 
 from benchmarks.load.gateway import FREE_TOKENS, STEP_S, configure, groups_of
-from benchmarks.load.sse_client import cpu_seconds
 from benchmarks.load.stack import BenchmarkStack, started
+from benchmarks.load.turns import in_turns, median_us
 from benchmarks.results import write_result
 
 _STREAMS, _CONNECTIONS, _TOKENS, _ROUNDS = 500, 8, 200, 5
@@ -125,31 +125,14 @@ async def _http2(http: aiohttp.ClientSession, url: str, key: str) -> None:
 async def _measured(stack: BenchmarkStack) -> dict[str, dict[str, float]]:
     groups, key = groups_of(stack), stack.env["OPENAI_API_KEY"]
     url = stack.env["OPENAI_BASE_URL"].removesuffix("/v1")
-    rounds: dict[str, list[dict[str, float]]] = {"http1": [], "http2": []}
     connector = aiohttp.TCPConnector(limit=0)
     headers = {"authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(headers=headers, connector=connector) as http:
-        for number in range(_ROUNDS + 1):  # the first round is a warm-up
-            for name, run in (("http1", _http1), ("http2", _http2)):
-                before = cpu_seconds(groups)
-                async with asyncio.timeout(_LIMIT_S):
-                    await run(http, url, key)
-                after = cpu_seconds(groups)
-                if number:
-                    rounds[name].append({it: after[it] - before[it] for it in groups})
-    return {name: _per_token(found) for name, found in rounds.items()}
-
-
-def _per_token(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Return the median CPU time per token of each process and their sum, in microseconds."""
-    for found in rounds:
-        found["total"] = sum(found.values())
-    tokens = _STREAMS * _TOKENS
+        turns = {"http1": partial(_http1, http, url, key), "http2": partial(_http2, http, url, key)}
+        rounds = await in_turns(turns, groups, rounds=_ROUNDS, limit_s=_LIMIT_S)
     return {
-        f"{name}_us_per_token": round(
-            statistics.median([it[name] for it in rounds]) / tokens * 1e6, 2
-        )
-        for name in rounds[0]
+        way: {f"{name}_us_per_token": us for name, us in median_us(it, _STREAMS * _TOKENS).items()}
+        for way, it in rounds.items()
     }
 
 

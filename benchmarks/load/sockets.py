@@ -9,13 +9,13 @@ figures to read. Run: `python -m benchmarks.load.sockets`.
 
 import asyncio
 import json
-import statistics
+from functools import partial
 from typing import Any
 
 import aiohttp
 
-from benchmarks.load.sse_client import cpu_seconds
 from benchmarks.load.stack import BenchmarkStack, started
+from benchmarks.load.turns import in_turns, median_us
 from benchmarks.results import write_result
 
 _STREAMS, _TOKENS, _ROUNDS = 50, 1000, 5
@@ -61,30 +61,13 @@ async def _measured(stack: BenchmarkStack) -> dict[str, dict[str, float]]:
     groups = {name: pids[name] for name in ("gateway", "router")}
     headers = {"authorization": f"Bearer {stack.env['OPENAI_API_KEY']}"}
     url = f"{stack.env['OPENAI_BASE_URL']}/responses"
-    rounds: dict[str, list[dict[str, float]]] = {"sse": [], "socket": []}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(headers=headers, connector=connector) as http:
-        for number in range(_ROUNDS + 1):  # the first round is a warm-up
-            for name, ways in (("sse", _sse), ("socket", _socket)):
-                before = cpu_seconds(groups)
-                async with asyncio.timeout(_LIMIT_S):
-                    await ways(http, url)
-                after = cpu_seconds(groups)
-                if number:
-                    rounds[name].append({it: after[it] - before[it] for it in groups})
-    return {name: _per_token(found) for name, found in rounds.items()}
-
-
-def _per_token(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Return the median CPU time per token of each process and their sum, in microseconds."""
-    for found in rounds:
-        found["total"] = sum(found.values())
-    tokens = _STREAMS * _TOKENS
+        turns = {"sse": partial(_sse, http, url), "socket": partial(_socket, http, url)}
+        rounds = await in_turns(turns, groups, rounds=_ROUNDS, limit_s=_LIMIT_S)
     return {
-        f"{name}_us_per_token": round(
-            statistics.median([it[name] for it in rounds]) / tokens * 1e6, 2
-        )
-        for name in rounds[0]
+        way: {f"{name}_us_per_token": us for name, us in median_us(it, _STREAMS * _TOKENS).items()}
+        for way, it in rounds.items()
     }
 
 

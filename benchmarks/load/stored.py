@@ -9,14 +9,14 @@ Run: `python -m benchmarks.load.stored`.
 """
 
 import asyncio
-import statistics
+from functools import partial
 from itertools import count
 from typing import Any
 
 import aiohttp
 
-from benchmarks.load.sse_client import cpu_seconds
 from benchmarks.load.stack import BenchmarkStack, started
+from benchmarks.load.turns import in_turns, median_us
 from benchmarks.results import write_result
 
 _STREAMS, _REQUESTS, _TOKENS, _ROUNDS = 50, 500, 100, 5
@@ -50,34 +50,24 @@ async def _answers(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(_STREAMS):
             tasks.create_task(stream())
+    await asyncio.sleep(2.0)  # writes after the last event count as well
 
 
 async def _measured(stack: BenchmarkStack) -> dict[str, dict[str, float]]:
     pids = {it["name"]: [it["pid"]] for it in stack.status()["processes"]}
     groups = {name: pids[name] for name in ("gateway", "router")}
     headers = {"authorization": f"Bearer {stack.env['OPENAI_API_KEY']}"}
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in _WAYS}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(headers=headers, connector=connector) as http:
-        for number in range(_ROUNDS + 1):  # the first round is a warm-up
-            for name, (path, body) in _WAYS.items():
-                before = cpu_seconds(groups)
-                async with asyncio.timeout(_LIMIT_S):
-                    await _answers(http, f"{stack.env['OPENAI_BASE_URL']}/{path}", body)
-                await asyncio.sleep(2.0)  # writes after the last event count as well
-                after = cpu_seconds(groups)
-                if number:
-                    rounds[name].append({it: after[it] - before[it] for it in groups})
-    return {name: _per_request(found) for name, found in rounds.items()}
-
-
-def _per_request(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Return the median CPU per answer of each process and of both, in microseconds."""
-    for found in rounds:
-        found["total"] = sum(found.values())
+        base = stack.env["OPENAI_BASE_URL"]
+        turns = {
+            name: partial(_answers, http, f"{base}/{path}", body)
+            for name, (path, body) in _WAYS.items()
+        }
+        rounds = await in_turns(turns, groups, rounds=_ROUNDS, limit_s=_LIMIT_S)
     return {
-        f"{name}_us": round(statistics.median([it[name] for it in rounds]) / _REQUESTS * 1e6)
-        for name in rounds[0]
+        way: {f"{name}_us": us for name, us in median_us(it, _REQUESTS).items()}
+        for way, it in rounds.items()
     }
 
 

@@ -15,8 +15,8 @@ class BlockRun:
     Attributes:
         keys: Hashes of the blocks, in the order of the chain, at least one.
         holders: Bit set of the replicas that have cached all blocks of the run.
-        is_loose: Whether the run may come from a report. Such a run may span several chains, since
-            reports do not mark the boundaries between chains.
+        is_loose: Whether the run may come from a report. The run may then span several chains,
+            since reports do not mark the boundaries between chains.
     """
 
     __slots__ = ("holders", "is_loose", "keys")

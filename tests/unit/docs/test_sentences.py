@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[3]
 WORDS_MAX = 25
 # Made by `make docs`, or rows of a table alone.
 MADE = {"docs/promises.md", "docs/benchmarks.md"}
-NO_NOUN = re.compile(r"\W*(What|Who|Whoever|Whatever|Nobody|Those)\b")
+NO_NOUN = re.compile(r"\W*(What|Who|Whoever|Whatever|Nobody|Those|Such)\b")
 PAGES = sorted(
     str(it.relative_to(ROOT))
     for it in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
