@@ -3,7 +3,8 @@
 One operation is a turn of a chain of responses, over the gateway of a whole stack on the `sim`
 driver. Gateway, control plane, Valkey and PostgreSQL are killed by SIGKILL, one after the other.
 Each complete answer reports whether it was stored. At the end the benchmark reads every response
-that was reported as stored. None may be lost. Not measured: turns without an answer.
+that was reported as stored. None may be lost. `resident_mb` is the resident memory each 10 s, and
+`slope_mb_per_min` the slope of its last half. Not measured: turns without an answer.
 Run: `python -m benchmarks.load.churn [--turns 200] [--seconds 600]`.
 """
 
@@ -13,17 +14,19 @@ import os
 import signal
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import aiohttp
-import psutil
 
+from benchmarks.load.memory import MemorySamples
 from benchmarks.load.stack import BenchmarkStack, started
 from benchmarks.results import write_result
 from cli.stack.home import Home
 from cli.stack.state import read_state
 
 _KILLED = ("gateway", "control-plane", "valkey", "postgres")
+_SAMPLED = ("gateway", "router", "control-plane")
 _CHAIN_TURNS = 20
 _PAUSE_S, _TURN_S, _READ_S = 0.2, 30.0, 120.0
 _READERS = 32
@@ -126,27 +129,21 @@ def _pids(stack: BenchmarkStack) -> dict[str, int]:
     return {it.name: it.pid for it in state.processes}
 
 
-def _resident_mb(stack: BenchmarkStack) -> dict[str, float]:
-    pids = _pids(stack)
-    return {
-        name: round(psutil.Process(pids[name]).memory_info().rss / 1e6, 1)
-        for name in ("gateway", "control-plane")
-    }
-
-
 async def measured(stack: BenchmarkStack, *, turns_per_s: float, seconds: float) -> dict[str, Any]:
-    """Return outcomes of turns, lost responses, and memory after the load."""
+    """Return outcomes of turns, lost responses, and samples of memory."""
     headers = {"authorization": f"Bearer {stack.env['OPENAI_API_KEY']}"}
     url = f"{stack.env['OPENAI_BASE_URL']}/responses"
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(headers=headers, connector=connector) as http:
         load = ChurnLoad(http, url, turns_per_s=turns_per_s)
+        memory = MemorySamples(partial(_pids, stack), _SAMPLED)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(load.run(seconds))
             tasks.create_task(_killing(stack, seconds))
-        resident = _resident_mb(stack)
+            sampling = tasks.create_task(memory.run())
+            await load.run(seconds)
+            sampling.cancel()
         lost = await load.lost()
-    return {"turns": dict(sorted(load.counts.items())), "lost": lost, "resident_mb": resident}
+    return {"turns": dict(sorted(load.counts.items())), "lost": lost, **memory.figures()}
 
 
 def main() -> None:

@@ -71,7 +71,7 @@ def configure(stack: BenchmarkStack, **options: str) -> None:
     _wait(lambda: not asyncio.run(run_load(replace(stack.load(1, 1), max_tokens=2)))["errors"])
 
 
-def _lengthen_context(stack: BenchmarkStack, tokens: int) -> None:
+def lengthen_context(stack: BenchmarkStack, tokens: int) -> None:
     """Raise the context limit of the base, because `sim` itself has none."""
     headers = {"authorization": f"Bearer {stack.env['SLUICE_ADMIN_KEY']}"}
     with httpx.Client(base_url=stack.env["SLUICE_ADMIN_URL"], headers=headers, timeout=10) as admin:
@@ -195,7 +195,7 @@ def measure_prompts(stack: BenchmarkStack) -> dict[str, Any]:
     `benchmarks.load.long_prompts`). Rounds of the cases alternate. Percentiles are of all rounds
     together, and `p99_of_rounds_ms` has one for each round.
     """
-    _lengthen_context(stack, 200_000)
+    lengthen_context(stack, 200_000)
     configure(
         stack,
         context_tokens_max="200000",
