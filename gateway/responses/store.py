@@ -21,7 +21,12 @@ from gateway.responses.hot_store import COMMANDS_MAX, NOTHING, Found, HotStore
 from gateway.responses.turn_seals import TurnSeals
 from sluice.errors import ErrorCode, PlatformError, RejectedError
 from sluice.lifecycle import run_every
-from sluice.response_ids import belongs_to, new_response_id, response_of_item
+from sluice.response_ids import (
+    belongs_to,
+    created_unix_ms,
+    new_response_id,
+    response_of_item,
+)
 from sluice.shared_secret import SharedSecret
 from sluice.wire.state.v1 import state_pb2 as wire
 
@@ -30,6 +35,9 @@ log = structlog.get_logger(__name__)
 _SWEEP_S, _SWEEP_STEP_S = 5.0, 10.0
 _LEFT_BEHIND_MS = 15_000  # age at which a response not yet in PostgreSQL belongs to a dead gateway
 _SWEPT_MAX = 64
+# Age until which a response may be in Valkey alone, because a dead gateway's responses are copied
+# to PostgreSQL after `_LEFT_BEHIND_MS` and a few sweeps.
+_ONLY_HOT_MS = 30_000
 _WITHOUT_VALKEY_S = 1.0
 _SHOWN_CHARACTERS_MAX = 100
 
@@ -281,6 +289,8 @@ class ResponseStore:
             return found
         missing = [it for it, state in zip(ids, found, strict=True) if state == NOTHING]
         read = await self._read(tenant_id, missing, is_hot=is_hot)
+        if not is_hot and any(it not in read and _may_wait_in_valkey(it) for it in missing):
+            raise _away()
         return [
             Found(read.get(it)) if state == NOTHING else state
             for it, state in zip(ids, found, strict=True)
@@ -337,6 +347,11 @@ def _not_found(response_id: str, param: str | None) -> PlatformError:
     shown = response_id[:_SHOWN_CHARACTERS_MAX]
     text = f"Response with id '{shown}' not found: it never existed, was deleted, or has expired."
     return PlatformError(ErrorCode.NOT_FOUND, text, param=param)
+
+
+def _may_wait_in_valkey(response_id: str) -> bool:
+    """Return whether a response is so young that PostgreSQL may lack it though it was stored."""
+    return time.time_ns() // 1_000_000 - created_unix_ms(response_id) < _ONLY_HOT_MS
 
 
 def _away() -> RejectedError:

@@ -165,7 +165,10 @@ async def test_no_other_tenant_reads_continues_or_deletes_a_response(stateful: A
         assert (await sdk.responses.retrieve(mine.id)).id == mine.id
 
 
-async def test_deleted_is_gone(stateful: Any, eventually: Any) -> None:
+async def test_deleted_is_gone(
+    stateful: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.responses.store._ONLY_HOT_MS", 0)  # PostgreSQL has all
     async with stateful() as w, w.sdk() as sdk, w.http() as http:
         first = await created(sdk)
         second = await created(sdk, previous_response_id=first.id)
@@ -240,6 +243,27 @@ async def test_unstored_responses_of_a_killed_gateway_are_stored_by_another(
         await eventually(lambda: service.kept >= 1)
         await w.valkey.stop()
         assert (await sdk.responses.retrieve(answer.id)).id == answer.id
+
+
+async def test_a_young_response_is_not_reported_as_missing_without_valkey(
+    stateful: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stateful() as w, w.sdk() as sdk:
+        store = w.gateway.stateful.responses
+        monkeypatch.setattr(store._durable, "offer", lambda stored: None)  # another gateway's
+        answer = await created(sdk)
+        assert answer.store
+        await w.valkey.stop()
+        await eventually(lambda: not store.is_hot)
+        for attempt in (sdk.responses.retrieve(answer.id), sdk.responses.input_items.list(answer.id)):
+            with pytest.raises(openai.InternalServerError) as caught:
+                await attempt
+            assert (caught.value.status_code, caught.value.code) == (503, "unavailable")
+        with pytest.raises(openai.InternalServerError):
+            await created(sdk, previous_response_id=answer.id)
+        monkeypatch.setattr("gateway.responses.store._ONLY_HOT_MS", 0)
+        with pytest.raises(openai.NotFoundError):
+            await sdk.responses.retrieve(answer.id)
 
 
 async def test_pages_of_input_items(stateful: Any) -> None:
