@@ -27,11 +27,13 @@ import httpx
 from benchmarks.engine_alone import SHIPPED_BASE, closed_loop
 from benchmarks.load.sse_client import StreamLoad, run_load
 from benchmarks.results import write_result
-from cli.stack.home import Home
+from cli.stack.home import Home, stored_secret
 from cli.stack.seed import TENANT
 from cli.stack.state import read_state
 from replica.drivers.openvino import load_openvino
+from sluice import shared_secret
 from sluice.process import free_port
+from sluice.shared_secret import SharedSecret
 
 _PATIENCE = ("--ttft-deadline-ms", "600000")
 _LIMITS = {"rpm": 1_000_000_000, "tpm": 1_000_000_000, "requests_max": 1_000_000}
@@ -123,6 +125,8 @@ def started(engine: str, *options: str) -> Generator[BenchmarkStack]:
                 *options,
             )
             stack = BenchmarkStack(home, began_unix_s)
+            # Clients that are attached directly to engines prove that they belong to the stack.
+            shared_secret.install(SharedSecret([stored_secret(Home(home))]))
             stack.limit()
             yield stack
         finally:
