@@ -3,12 +3,15 @@
 One operation is one streamed answer of 100 tokens through router and gateway, with keys, limits and
 tokenizing on. The tokens are from the `sim` driver inside a real Triton. In `chat`, the answer is a
 chat completion. In `unstored` and `stored`, it is a response without and with `store`. All three
-run in turns, with the same prompts. Not measured: the engine, the client, the control plane, which
-writes responses to PostgreSQL, and Valkey. The medians of the rounds are the figures to read.
+run in turns, with the same prompts. Each client pauses for a random time between answers, so that
+answers begin independently. Otherwise unstored answers would begin in the same engine steps, and
+stored ones would not. Not measured: the engine, the client, the control plane, which writes
+responses to PostgreSQL, and Valkey. The medians of the rounds are the figures to read.
 Run: `python -m benchmarks.load.stored`.
 """
 
 import asyncio
+import random
 from functools import partial
 from itertools import count
 from typing import Any
@@ -21,6 +24,7 @@ from benchmarks.results import write_result
 
 _STREAMS, _REQUESTS, _TOKENS, _ROUNDS = 50, 500, 100, 5
 _LIMIT_S = 120.0
+_PAUSE_S_MAX = 0.5
 _PROMPT = "Tell me a story about a river and a gate."
 _COMMON = {"model": "sluice-tiny", "stream": True, "ignore_eos": True}
 _CHAT: dict[str, Any] = {
@@ -36,10 +40,11 @@ _WAYS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 async def _answers(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
-    numbers = count()
+    numbers, pauses = count(), random.Random(1)
 
     async def stream() -> None:
         while next(numbers) < _REQUESTS:
+            await asyncio.sleep(pauses.uniform(0, _PAUSE_S_MAX))
             async with http.post(url, json=body) as answer:
                 assert answer.status == 200, await answer.text()
                 rest = b""

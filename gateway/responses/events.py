@@ -37,12 +37,13 @@ class _OpenMessage:
 
     Attributes:
         head: Bytes of a text delta before its number and text.
+        text: The text so far, escaped for a JSON string.
     """
 
-    __slots__ = ("_at", "_id", "_logprobs", "_text", "head")
+    __slots__ = ("_at", "_id", "_logprobs", "head", "text")
 
     def __init__(self, item_id: str, index: int) -> None:
-        self._id, self._text, self._logprobs = item_id, bytearray(), bytearray()
+        self._id, self.text, self._logprobs = item_id, bytearray(), bytearray()
         self._at = b'"item_id":"%b","output_index":%d,"content_index":0' % (item_id.encode(), index)
         self.head = b"%b,%b" % (_event_head("response.output_text.delta"), self._at) + (
             b',"logprobs":[],"sequence_number":'
@@ -54,26 +55,23 @@ class _OpenMessage:
             ("response.content_part.added", b'%b,"part":%b' % (self._at, text_part())),
         ]
 
-    def add(self, fragment: bytes) -> None:
-        self._text += fragment
-
     def logprobs_delta(self, fragment: bytes, logprobs: bytes) -> tuple[str, bytes]:
         """Add text and its log probabilities, both as JSON, and return the event."""
-        self._text += fragment
+        self.text += fragment
         self._logprobs += b"," + logprobs if self._logprobs and logprobs else logprobs
         fields = b'%b,"logprobs":[%b],"delta":"%b"' % (self._at, logprobs, fragment)
         return "response.output_text.delta", fields
 
     def closing(self) -> list[tuple[str, bytes]]:
-        text = b'%b,"text":"%b","logprobs":[%b]' % (self._at, self._text, self._logprobs)
-        part = text_part(bytes(self._text), bytes(self._logprobs))
+        text = b'%b,"text":"%b","logprobs":[%b]' % (self._at, self.text, self._logprobs)
+        part = text_part(bytes(self.text), bytes(self._logprobs))
         return [
             ("response.output_text.done", text),
             ("response.content_part.done", b'%b,"part":%b' % (self._at, part)),
         ]
 
     def item(self, status: str) -> bytes:
-        return message_item(self._id, status, text_part(bytes(self._text), bytes(self._logprobs)))
+        return message_item(self._id, status, text_part(bytes(self.text), bytes(self._logprobs)))
 
 
 class _OpenReasoning:
@@ -159,11 +157,14 @@ class ResponseEvents:
     """Writes all events of one stream, whose response has a single choice.
 
     Attributes:
+        open_text: Text of the open message so far, escaped for a JSON string. It is None while no
+            message is open, and then a text delta needs further events.
         tail: Bytes of a text delta after its text.
     """
 
     __slots__ = (
         *("_compaction", "_frame", "_items", "_number", "_open", "_reason", "_will_be_stored"),
+        "open_text",
     )
 
     tail = _TAIL
@@ -181,6 +182,7 @@ class ResponseEvents:
         self._compaction = compaction
         self._items = [] if compaction is None else [compaction_item(compaction)]
         self._open: _OpenMessage | _OpenReasoning | OpenCall | None = None
+        self.open_text: bytearray | None = None
         self._reason = ""
 
     # --- the interface that `StreamedGeneration` uses ----------------------------------------
@@ -189,11 +191,6 @@ class ResponseEvents:
     def head(self) -> bytes:
         """Bytes of a text delta before its number and text, empty while no message is open."""
         return self._open.head if isinstance(self._open, _OpenMessage) else b""
-
-    @property
-    def is_in_message(self) -> bool:
-        """Whether a message is open, so that a text delta can be sent without further events."""
-        return isinstance(self._open, _OpenMessage)
 
     def begin_message(self) -> bytes:
         """Return the events before the first text of a message."""
@@ -206,10 +203,10 @@ class ResponseEvents:
 
         The text is already escaped for a JSON string.
         """
-        message = self._open
-        assert isinstance(message, _OpenMessage), "begin_message comes first"
-        message.add(fragment)
-        number, self._number = self._number, self._number + 1
+        text, number = self.open_text, self._number
+        assert text is not None, "begin_message comes first"
+        text += fragment
+        self._number = number + 1
         return b'%d,"delta":"%b' % (number, fragment)
 
     def first(self) -> bytes:
@@ -304,7 +301,7 @@ class ResponseEvents:
         return events + self._event(*self._open.delta(text))
 
     def _text(self, text: str, logprobs: dict[str, object] | None) -> bytes:
-        events = b"" if self.is_in_message else self.begin_message()
+        events = self.begin_message() if self.open_text is None else b""
         assert isinstance(self._open, _OpenMessage), "it was just opened"
         told = b"" if logprobs is None else orjson.dumps(logprobs["content"])[1:-1]
         return events + self._event(*self._open.logprobs_delta(json_fragment(text), told))
@@ -326,6 +323,7 @@ class ResponseEvents:
 
     def _opened(self, item: _OpenMessage | _OpenReasoning | OpenCall) -> bytes:
         self._open = item
+        self.open_text = item.text if isinstance(item, _OpenMessage) else None
         events = item.opening()
         at = b',"output_index":%d' % len(self._items)
         name, fields = events[0]
@@ -333,7 +331,7 @@ class ResponseEvents:
         return b"".join([self._event(*event) for event in events])
 
     def _closed(self, status: str) -> bytes:
-        item, self._open = self._open, None
+        item, self._open, self.open_text = self._open, None, None
         if item is None:
             return b""
         written = item.item(status)

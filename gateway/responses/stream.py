@@ -1,8 +1,8 @@
 """Sends the tokens of a response by a `StreamedGeneration` whose events are numbered."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
 
 from gateway.dispatch.generation import GenerationSpec
 from gateway.dispatch.pace import AttemptPace
@@ -14,10 +14,10 @@ from gateway.text.sse import ChunkWriter
 _TakeDelta = Callable[[bytes, bytes], None]
 
 
-@runtime_checkable
-class DeltaSink(Protocol):
+class DeltaSink(asyncio.WriteTransport, ABC):
     """A transport that encodes deltas itself, and can send many deltas in one write."""
 
+    @abstractmethod
     def take_delta(self, head: bytes, rest: bytes) -> None:
         """Send a delta.
 
@@ -25,7 +25,6 @@ class DeltaSink(Protocol):
             head: Bytes before the event's number, the same object for all deltas of a message.
             rest: The bytes from the number on.
         """
-        ...
 
 
 class NumberedGeneration(StreamedGeneration):
@@ -55,7 +54,7 @@ class NumberedGeneration(StreamedGeneration):
 
     def _send(self, fragment: bytes) -> None:
         events = self._events
-        if not events.is_in_message:
+        if events.open_text is None:
             self.send(events.begin_message())
             self.take_head()
         if self._take_delta is None:

@@ -7,6 +7,7 @@ are distributed in one turn, so a socket with fifty streams needs one write per 
 import asyncio
 from contextlib import suppress
 
+from gateway.responses.stream import DeltaSink
 from gateway.websocket.frames import frames_of, payload_opening, text_frame
 
 _HEAD_END = b"\r\n\r\n"
@@ -51,7 +52,7 @@ class SocketOutbox:
         self._transport.abort()
 
 
-class SocketSink(asyncio.WriteTransport):
+class SocketSink(DeltaSink):
     """Accepts the events of one response like a transport, and sends them as frames."""
 
     def __init__(self, outbox: SocketOutbox, opening: bytes) -> None:

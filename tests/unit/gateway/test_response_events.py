@@ -77,7 +77,7 @@ def test_any_answer_is_one_lifecycle(deltas: list[AnswerDelta], reason: str) -> 
     parts = [writer.first()]
     for delta in deltas:
         if delta.content and not (delta.reasoning or delta.calls):  # as the hot path does it
-            if not writer.is_in_message:
+            if writer.open_text is None:
                 parts.append(writer.begin_message())
             text = json.dumps(delta.content, ensure_ascii=False)[1:-1].encode()
             parts.append(writer.head + writer.numbered(text) + writer.tail)
