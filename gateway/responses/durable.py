@@ -55,7 +55,7 @@ class Durable:
             address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
         )
         self._settled = settled
-        self._waiting: dict[str, wire.StoredResponse] = {}
+        self._waiting: dict[str, tuple[wire.StoredResponse, int]] = {}  # each with its bytes
         self._bytes = 0
         self._kept: dict[str, asyncio.Event] = {}
         self._has_some, self._is_urgent = asyncio.Event(), asyncio.Event()
@@ -74,8 +74,9 @@ class Durable:
     def offer(self, stored: wire.StoredResponse) -> None:
         """Queue a response."""
         if stored.id not in self._waiting:
-            self._waiting[stored.id] = stored
-            self._bytes += stored.ByteSize()
+            size = stored.ByteSize()
+            self._waiting[stored.id] = stored, size
+            self._bytes += size
         self._has_some.set()
         if self._kept or len(self._waiting) >= _BATCH or self._bytes >= _BATCH_BYTES:
             self._is_urgent.set()
@@ -101,7 +102,7 @@ class Durable:
 
     def waits(self, response_id: str) -> wire.StoredResponse | None:
         """Return a response that is still in this queue, or None."""
-        return self._waiting.get(response_id)
+        return self._waiting.get(response_id, (None, 0))[0]
 
     async def run(self) -> None:
         """Write waiting responses to PostgreSQL, and probe it, until cancelled."""
@@ -185,17 +186,15 @@ class Durable:
         return True
 
     def _batch(self) -> list[wire.StoredResponse]:
-        batch, size = list[wire.StoredResponse](), 0
-        for stored in self._waiting.values():
-            size += stored.ByteSize()
-            if batch and (len(batch) >= _BATCH or size > _BATCH_BYTES):
+        batch, total = list[wire.StoredResponse](), 0
+        for stored, size in self._waiting.values():
+            total += size
+            if batch and (len(batch) >= _BATCH or total > _BATCH_BYTES):
                 break
             batch.append(stored)
         return batch
 
     def _forget(self, response_id: str) -> None:
-        stored = self._waiting.pop(response_id, None)
-        if stored is not None:
-            self._bytes -= stored.ByteSize()
+        self._bytes -= self._waiting.pop(response_id, (None, 0))[1]
         if not self._waiting:
             self._has_some.clear()

@@ -349,7 +349,7 @@ class SimBackend:
 
 def _state(tokens: list[int], adapter_digest: str) -> int:
     """Return a hash of a sequence's tokens and adapter. It determines the next id."""
-    return crc32(array("i", tokens).tobytes(), crc32(adapter_digest.encode()))
+    return crc32(array("I", tokens), crc32(adapter_digest.encode()))
 
 
 def _seeded(state: int, sequence: ScheduledSequence) -> int:

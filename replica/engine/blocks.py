@@ -105,6 +105,22 @@ class BlockPool:
         self._holders[block] += 1
         return block
 
+    def share_all(self, hashes: Sequence[bytes]) -> list[int]:
+        """Count one more sequence for each cached block, and return the blocks.
+
+        A long cached prompt has thousands of blocks, whose calls of `share` would take longer.
+        """
+        blocks = list(map(self._block_of.__getitem__, hashes))
+        holders, idle, kept = self._holders, self._idle, self._kept
+        for block in blocks:
+            if not holders[block]:
+                if block in kept:
+                    kept.remove(block)
+                else:
+                    del idle[block]
+            holders[block] += 1
+        return blocks
+
     def hold(self, blocks: Iterable[int]) -> None:
         """Count one more sequence for each block. Every block must be held already."""
         for block in blocks:

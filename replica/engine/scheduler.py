@@ -384,7 +384,7 @@ class EngineScheduler:
     def _admit(self, sequence: ScheduledSequence, hits: int, now_s: float) -> None:
         """Allocate all blocks of the queue's first sequence. The first `hits` blocks are cached."""
         self._waiting.pop(sequence)
-        sequence.blocks = [self.pool.share(key) for key in sequence.hashes[:hits]]
+        sequence.blocks = self.pool.share_all(sequence.hashes[:hits])
         sequence.capacity = hits * BLOCK_TOKENS
         while sequence.capacity < len(sequence.tokens):
             taken = self._take(sequence)

