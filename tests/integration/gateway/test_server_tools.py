@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.bases.assets import BaseAssets
 from sluice.events import EventProducer
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
@@ -76,6 +77,28 @@ async def test_tools_of_a_server_are_listed_and_called(tools: Tools) -> None:
         assert "The tool fails failed: no such file" in t.prompt()
         assert "response.mcp_list_tools.completed" in [it["type"] for it in events]
         assert t.mcp.lists == 1  # remembered
+
+
+async def test_counted_input_has_the_tools_of_its_servers(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered, encode = list[list[str]](), BaseAssets.encode_chat
+
+    async def noted(assets: BaseAssets, messages: Any, **named: Any) -> Any:
+        rendered.append([it.function.name for it in named["tools"]])
+        return await encode(assets, messages, **named)
+
+    monkeypatch.setattr(BaseAssets, "encode_chat", noted)
+    async with tools() as t, t.w.http() as http:
+        asked = {"model": "tiny", "input": "hello", "tools": [DOCS, WEATHER, MINE]}
+        counted = await http.post(f"{PATH}/input_tokens", json=asked)
+        assert counted.status_code == 200, counted.text
+        assert t.mcp.lists == 1
+        t.says("Fine.")
+        await t.whole(tools=asked["tools"])
+        assert counted.json()["input_tokens"] == len(t.w.router.submits[0].prompt)
+        assert rendered[0] == rendered[1]
+        assert {"mine", "weather", "docs_weather", "fails"} < set(rendered[0])
 
 
 async def test_calls_of_one_answer_run_at_once(tools: Tools) -> None:

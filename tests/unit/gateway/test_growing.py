@@ -169,7 +169,7 @@ def test_ids_equal_the_ids_of_a_full_rendering(
         messages = data.draw(st.sampled_from([messages, messages, messages[:-1] or messages]))
 
 
-@pytest.mark.parametrize("name", ["shipped", "neighbours"])
+@pytest.mark.parametrize("name", ["shipped", "neighbours", "rewriting"])
 @given(
     turns=st.lists(st.lists(MESSAGES, min_size=1, max_size=4), min_size=2, max_size=5),
     data=st.data(),
