@@ -255,7 +255,10 @@ async def test_a_young_response_is_not_reported_as_missing_without_valkey(
         assert answer.store
         await w.valkey.stop()
         await eventually(lambda: not store.is_hot)
-        for attempt in (sdk.responses.retrieve(answer.id), sdk.responses.input_items.list(answer.id)):
+        for attempt in (
+            sdk.responses.retrieve(answer.id),
+            sdk.responses.input_items.list(answer.id),
+        ):
             with pytest.raises(openai.InternalServerError) as caught:
                 await attempt
             assert (caught.value.status_code, caught.value.code) == (503, "unavailable")
