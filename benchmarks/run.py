@@ -50,6 +50,7 @@ MODULES = {
     "stored": "benchmarks.load.stored",
     "http2": "benchmarks.load.http2",
     "chains": "benchmarks.micro.chains",
+    "long_chains": "benchmarks.load.long_chains",
     "churn": "benchmarks.load.churn",
     "peers": "benchmarks.load.peers",
     "routing": "benchmarks.load.routing_study",

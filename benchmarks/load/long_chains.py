@@ -1,13 +1,12 @@
 """Measures turn 50 of a chain of 60,000 tokens, compared with turn 2 with as much new input.
 
-One operation is a streamed turn of a stored response that continues a chain, through gateway,
-router and the `sim` driver inside a real Triton, whose tokens take no time. The turns have 1,200
-new tokens and run one after the other, turn 2 and turn 50 alternately. `ttft_ms` is a client's time
-to the first text. `engine_ms` is the TTFT of a client that is attached directly to the same Triton
-and sends the ids of as long a chain, whose prefix is cached. `added_ms` is the difference, which
-gateway and router add. `cpu_us` is the CPU time of gateway and router. Not measured: a network,
-TLS, an engine that computes. The medians are the figures to read. Run:
-`python -m benchmarks.load.long_chains`.
+One operation is a streamed turn of a stored response, through gateway, router and the `sim` driver
+inside a real Triton. The engine's steps take no time. Turns have 1,200 new tokens, and turn 2 and
+turn 50 alternate. `ttft_ms` is a client's time to the first text. `engine_ms` is the TTFT of a
+client that is attached directly to the same Triton. It sends the ids of an equally long chain,
+whose prefix is cached. `added_ms` is the difference, which gateway and router add. `cpu_us` is the
+CPU time of gateway and router. Not measured: a network, TLS, an engine that computes. The medians
+are the figures to read. Run: `python -m benchmarks.load.long_chains`.
 """
 
 import asyncio
