@@ -109,6 +109,30 @@ def test_tools_are_called_and_their_results_answered(chat, choice: str, is_strea
     assert answer.content == "It is 21 degrees and sunny in Paris."
 
 
+def test_responses_are_whole_streamed_and_continued(connection) -> None:
+    chat = ChatOpenAI(model=MODEL, temperature=0, use_responses_api=True, **connection)
+    whole = chat.invoke(COUNT)
+    assert whole.text == COUNTED
+    assert whole.response_metadata["id"].startswith("resp_")
+    chunks = list(chat.stream(COUNT))
+    assert len(chunks) > 5
+    assert sum(chunks[1:], chunks[0]).text == COUNTED
+    more = chat.invoke("And now?", previous_response_id=whole.response_metadata["id"])
+    assert more.usage_metadata["input_tokens"] > whole.usage_metadata["input_tokens"]
+
+
+def test_responses_call_tools_and_answer_their_results(connection) -> None:
+    chat = ChatOpenAI(model=MODEL, temperature=0, use_responses_api=True, **connection)
+    messages = [HumanMessage("What is the weather in Paris?")]
+    asked = chat.bind_tools([get_weather]).invoke(messages)
+    assert [(call["name"], call["args"]) for call in asked.tool_calls] == [
+        ("get_weather", {"city": "Paris"})
+    ]
+    results = [get_weather.invoke(call) for call in asked.tool_calls]
+    answer = chat.bind_tools([get_weather]).invoke([*messages, asked, *results])
+    assert answer.text == "It is 21 degrees and sunny in Paris."
+
+
 def test_extensions_and_log_probabilities(chat) -> None:
     guided = chat.bind(extra_body={"choice": ["yes", "no"], "session_id": "langchain"})
     assert guided.invoke("Hello!").content in ("yes", "no")

