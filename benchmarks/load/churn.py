@@ -142,6 +142,7 @@ async def measured(stack: BenchmarkStack, *, turns_per_s: float, seconds: float)
             sampling = tasks.create_task(memory.run())
             await load.run(seconds)
             sampling.cancel()
+        print(memory.figures(), "reading", len(load.stored), "responses", flush=True)
         lost = await load.lost()
     return {"turns": dict(sorted(load.counts.items())), "lost": lost, **memory.figures()}
 
