@@ -94,13 +94,15 @@ def _plot(path: Path, fleet: FleetOfPools, day: FleetDay) -> None:
         values = [row[name] for row in fleet.timeline]
         axes.plot(hours, values, color=color, linewidth=0.9, label=name)
     late = [at for at, row in zip(hours, fleet.timeline, strict=True) if row["violated"]]
-    axes.plot(late, [0] * len(late), "|", color="#c0392b", label="a pool is violated")
+    bottom = [0.02 * day.accelerators] * len(late)
+    axes.plot(late, bottom, "|", color="#c0392b", label="a pool is violated")
     loss = fleet.demand.zone_loss
     axes.axvspan(loss.from_s / 3600, loss.until_s / 3600, color="#f5b7b1", label="zone lost")
     axes.axhline(day.accelerators, color="#34495e", linewidth=0.6, linestyle="--")
     axes.set_ylabel("accelerators")
     axes.set_xlabel("hours")
-    axes.legend(loc="lower right", ncols=5, fontsize=8)
+    axes.set_ylim(0, 1.2 * day.accelerators)
+    axes.legend(loc="upper left", ncols=5, fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=90)
     plt.close(figure)
