@@ -122,8 +122,11 @@ class ScheduledEngine:
                 self._scheduler.commit(plan, output, now_s)
                 self._step_s = now_s - (self._ended_at_s or started_at_s)
                 self._step_prompt_tokens = sum([count for _, count in plan.prefill])
-                self._ended_at_s = now_s if self._scheduler.has_work else None
-        return self._scheduler.take_events()
+                self._ended_at_s = now_s
+        events = self._scheduler.take_events()
+        if not self._scheduler.has_work:  # which is true as long as events were not taken
+            self._ended_at_s = None
+        return events
 
     def load(self) -> EngineLoad:
         """Return the load of the engine after its last step."""

@@ -165,3 +165,14 @@ def test_unknown_engines_are_named() -> None:
         load_driver("gpu", None, "base", {})
     with pytest.raises(ValueError, match="needs a base artifact"):
         load_driver("openvino", None, "base", {})
+
+
+def test_idle_time_is_no_part_of_a_step(make_sim, run_to_end, clock) -> None:
+    engine = make_sim(cost_step_s=1.0)
+    took_s: list[float] = []
+    for key in (1, 2):
+        engine.add(SequenceRequest(key, [5], 1))
+        run_to_end(engine)
+        took_s.append(engine.load().step_s)
+        clock.sleep(100.0)  # without work
+    assert took_s[1] == pytest.approx(took_s[0]) == pytest.approx(1.0, abs=0.1)
