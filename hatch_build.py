@@ -1,8 +1,7 @@
 """Compiles the router's core for a wheel, when the build asks for it: `HATCH_BUILD_HOOKS_ENABLE=1`.
 
-Plain Python stays the reference, and is in the wheel as well: what is compiled stands beside it,
-and is what imports find first. Nothing is made in the checkout, where it would win over edited
-source.
+Plain Python stays the reference, and is in the wheel as well. The compiled modules stand beside it,
+and imports find them first. Nothing is made in the checkout, where it would win over edited source.
 """
 
 import os
@@ -18,8 +17,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 COMPILED = Path("router", "core")
 _MADE = "made"
 _SOURCES = ("router", "sluice", "pyproject.toml")
-# -O1: a third of the compiler's time, and 0.41-0.53 of the plain build's all the same. mypyc's own
-# variable chooses another level: a test of what is decided needs no speed.
+# -O1 takes a third of the compiler's time, and the core still needs only 0.41-0.53 of the time of
+# plain Python. mypyc's own variable chooses another level, because a test of decisions needs no speed.
 _LEVEL, _USUAL_LEVEL = "MYPYC_OPT_LEVEL", "1"
 _SETUP = """
 import sys
@@ -35,10 +34,10 @@ setup(name="compiled", packages=[], py_modules=[], ext_modules=modules)
 
 
 class CustomBuildHook(BuildHookInterface[Any]):
-    """What hatchling runs before it makes a wheel."""
+    """A build hook, which hatchling runs before it makes a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and let the wheel have what was made."""
+        """Compile the modules, and add them to the wheel."""
         if self.target_name != "wheel" or version == "editable":
             return
         self._folder = Path(tempfile.mkdtemp(prefix="sluice-compiled-"))
@@ -49,15 +48,16 @@ class CustomBuildHook(BuildHookInterface[Any]):
             build_data["force_include"][str(file)] = str(file.relative_to(self._folder / _MADE))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Forget what the wheel has by now."""
+        """Delete the folder of the compiled modules, which are in the wheel by now."""
         del version, build_data, artifact_path
         shutil.rmtree(self._folder)
 
 
 def compiled(root: Path, folder: Path) -> list[Path]:
-    """Return the extension modules of a checkout, made in an empty folder; takes a minute or two.
+    """Return the extension modules of a checkout, made in an empty folder within two minutes.
 
-    RuntimeError: mypy or the C compiler has refused it, with their words.
+    Raises:
+        RuntimeError: mypy or the C compiler has refused a module. The message has its output.
     """
     for name in _SOURCES:
         source = root / name

@@ -104,7 +104,7 @@ export function useData(paths) {
       document.removeEventListener("visibilitychange", look);
     };
   }, [key, round]);
-  // What was fetched for another question is no answer to this one.
+  // A result that was fetched for another question is no answer to this one.
   return { ...(state.key === key ? state : NOTHING), reload: () => setRound((old) => old + 1) };
 }
 

@@ -98,7 +98,7 @@ export const curl = (dialect, model, form) => {
 
 export const nothing = () => ({ text: "", calls: {}, end: "", usage: null, problem: "" });
 
-// What is known after one more event, or after a whole answer.
+// The state after one more event, or after a whole answer.
 export function heard(state, dialect, event) {
   const of = DIALECTS[dialect];
   const calls = { ...state.calls };

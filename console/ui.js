@@ -1,4 +1,4 @@
-// What pages are made of. Texts of others go through the library as texts, never as markup.
+// The parts of pages. Texts of others go through the library as texts, never as markup.
 import { html, useEffect, useRef, useState } from "./lib.js";
 import { NONE, time } from "./format.js";
 import { go, href } from "./route.js";

@@ -1,7 +1,7 @@
 """Prints the Python 3.11 or 3.12 with which `make setup` makes the environment.
 
 Builds of one version differ by a factor of up to 1.7 in speed, because many have no profile-guided
-optimisation, and their build options do not tell. So every interpreter on PATH runs a short loop.
+optimisation. Their build options do not tell, so every interpreter on PATH runs a short loop.
 `python3` is used unless another one takes less than nine tenths of its processor time.
 """
 
@@ -48,7 +48,7 @@ class Interpreter(NamedTuple):
 
 
 def fastest(found: Iterable[Interpreter]) -> str:
-    """Return the path of the interpreter to use; the first is the default."""
+    """Return the path of the interpreter to use. The first is the default."""
     default, *others = found
     best = min(others, key=lambda it: it.seconds, default=default)
     return best.path if best.seconds < _ADVANTAGE * default.seconds else default.path

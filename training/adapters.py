@@ -21,7 +21,7 @@ log = logging.getLogger("training")
 
 STEPS = 400
 RATE = 2e-3
-# The mix of the late training, but before its long chats: those are slow and teach no style.
+# The mix of the late training, but before its long chats, which are slow and teach no style.
 _PROGRESS = 0.5
 
 

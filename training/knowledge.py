@@ -1,4 +1,4 @@
-"""What the model knows by heart: itself, the platform, small talk, and how to refuse.
+"""The knowledge of the model: itself, the platform, small talk, and how to refuse.
 
 Everything here is memory. The split still keeps the wording of an evaluation question out of the
 training data, so the score of these tasks says how well paraphrases are understood, no more.

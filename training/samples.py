@@ -1,4 +1,4 @@
-"""What one training sample is, and which samples may never be trained on.
+"""The form of a training sample, and the samples that may never be trained on.
 
 The split is by content, not by seed: a sample is held out when the hash of its key says so. The
 key is the question itself, lower case and without its last marks, unless a task names a stronger
@@ -25,9 +25,9 @@ class Sample:
     Attributes:
         task: Name of the task, the row of the evaluation report.
         messages: OpenAI messages; the last one is from the user or from a tool.
-        answer: What the assistant has to write, without the end-of-turn token.
+        answer: Text that the assistant has to write, without the end-of-turn token.
         tools: OpenAI tool definitions the system prompt has to show.
-        key: What the split hashes; empty for the text of the last user message.
+        key: Text that the split hashes. If empty, this is the text of the last user message.
     """
 
     task: str

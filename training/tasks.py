@@ -13,7 +13,7 @@ from training.samples import Sample, is_held_out
 
 Task = Callable[[Random], Sample]
 
-# Shares of the samples; what is hard to learn comes often, what is memory comes seldom.
+# Shares of the samples. Hard tasks are frequent, and tasks of memory are rare.
 _MIX: Mapping[str, tuple[Task, float]] = {
     "identity": (knowledge.identity, 2.5),
     "faq": (knowledge.faq, 9.0),

@@ -1,4 +1,4 @@
-// What was used, what it cost, and what may be used.
+// Usage, its cost, and the limits of usage.
 import { html } from "../lib.js";
 import { url, useData } from "../api.js";
 import { count, money, NONE, percent, span, time, words } from "../format.js";

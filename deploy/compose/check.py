@@ -1,4 +1,4 @@
-"""What `make compose-check` does once there are an engine and images: see deploy/compose/check.sh.
+"""The part of `make compose-check` that needs an engine and images: see deploy/compose/check.sh.
 
 `python deploy/compose/check.py --work FOLDER [--standins] [--results]`, in the repository's root.
 Brings the project `sluice-check` up from nothing, streams an answer, kills each of our containers

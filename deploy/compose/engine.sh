@@ -171,7 +171,7 @@ stop() {
   for name in $(bridges | grep -E '^(docker0|br-[0-9a-f]{12})$' | grep -vxFf "$home/bridges.before"); do
     ip link delete "$name" 2>/dev/null || true
   done
-  # What has come since, and is Docker's: rules, then the chains that they led into.
+  # Rules of Docker that have come since, then the chains that they led into.
   rules | grep -vxFf "$home/rules.before" > "$home/rules.new" || true
   sed -nE '/ -A .*(DOCKER|docker0|br-[0-9a-f]{12}|172\.31\.)/s/ -A / -D /p' "$home/rules.new" \
     | while read -r name; do eval "$name" 2>/dev/null || true; done
@@ -192,7 +192,7 @@ stop() {
 case "${1:-}" in
   start)
     start 1>&2
-    # Of this machine's folders the engine sees this one and the repository: mounts come from there.
+    # The engine sees this folder and the repository of this machine, and mounts come from there.
     printf 'export DOCKER_HOST=%q DOCKER_CONFIG=%q PATH=%q:"$PATH" COMPOSE_CHECK_WORK=%q\n' \
       "$DOCKER_HOST" "$DOCKER_CONFIG" "$home/bin" "$home/work"
     ;;

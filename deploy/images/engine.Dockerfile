@@ -25,7 +25,7 @@ RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM ${BASE_IMAGE}
 COPY --from=wheel /wheels/ /wheels/
-# What the vendor has tested together stays as it is: pip may add packages, but not replace these.
+# The packages that the vendor has tested together stay as they are: pip may add packages, but not replace these.
 # The last line is the rule of Triton's Python backend, which numpy 2 breaks without an error.
 RUN python3 -m pip freeze \
       | grep -iE '^(numpy|torch|tensorrt|tensorrt[-_]llm|transformers|tokenizers|llguidance|xgrammar)==' \

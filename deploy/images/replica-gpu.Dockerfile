@@ -13,7 +13,7 @@ LABEL org.opencontainers.image.title="sluice-replica-gpu" \
       org.opencontainers.image.description="Node agent of Sluice with Triton and TensorRT-LLM" \
       org.opencontainers.image.revision="${REVISION}"
 USER root
-# What the agent needs besides the engine's extra; the vendor's own packages stay as they are.
+# The agent's needs besides the engine's extra. The vendor's own packages stay as they are.
 RUN python3 -m pip freeze | grep -iE '^(numpy|torch|tensorrt|tensorrt[-_]llm|transformers|tokenizers)==' \
       > /tmp/kept.txt \
  && python3 -m pip install --no-cache-dir --constraint /tmp/kept.txt "aiohttp>=3.14,<4" "obstore>=0.12" \

@@ -11,7 +11,7 @@
 # For a build that can be repeated, name the base by its digest: --build-arg BASE_IMAGE=python@sha256:...
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
-# What the images keep of the base: Python, what it and wheels link to, certificates. There is no shell
+# The parts of the base that images keep: Python, what it and wheels link to, certificates. There is no shell
 # in them and no package manager.
 FROM ${BASE_IMAGE} AS runtime
 RUN groupadd --system --gid 10001 sluice \
@@ -52,7 +52,7 @@ RUN python -m venv /opt/build \
  && python -m venv --without-pip /opt/sluice \
  && /opt/build/bin/pip --python /opt/sluice/bin/python install --require-hashes \
       --only-binary :all: --no-compile -r "requirements/${IMAGE}.lock"
-# Of what was installed, a half is debug symbols, the Hugging Face client, which `tokenizers` would
+# A half of the installed files is debug symbols, the Hugging Face client, which `tokenizers` would
 # fetch models with, and the arrays that Triton's client is made of: nothing of ours asks for them.
 RUN apt-get update \
  && apt-get install -y --no-install-recommends binutils gcc libc6-dev \
@@ -100,7 +100,7 @@ COPY --from=runtime /runtime/ /
 COPY --from=build /opt/sluice /opt/sluice
 ENV PATH=/opt/sluice/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 LANG=C.UTF-8 HOME=/var/lib/sluice
-# What was stripped, what it links to, and what Python links to must load here.
+# The stripped files, their libraries and the libraries of Python must load here.
 RUN ["python", "-c", "import bz2, ctypes, hashlib, lzma, pathlib, sqlite3, ssl, zlib; [ctypes.CDLL(str(it)) for it in pathlib.Path('/opt/sluice/lib').rglob('*.so') if '.libs/' not in str(it)]"]
 WORKDIR /var/lib/sluice
 # Named volumes take its owner over; nothing else is written, except below /tmp.

@@ -29,10 +29,10 @@ class Panel:
     """A graph over time.
 
     Attributes:
-        title: What it shows.
-        unit: Of Grafana: s, percentunit, short, reqps, bytes, celsius, watt.
-        queries: One or more.
-        limit: A line at the objective.
+        title: Title of the graph.
+        unit: Unit of Grafana: s, percentunit, short, reqps, bytes, celsius, watt.
+        queries: One or more queries.
+        limit: Value of a line at the objective.
     """
 
     title: str

@@ -21,10 +21,10 @@ _TEXTS_BUCKETS = [1, 2, 4, 8, 16]
 
 
 class TritonPythonModel:
-    """What Triton calls."""
+    """The methods that Triton calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the engine; an exception here is the error that Triton reports for the model."""
+        """Load the engine. Triton reports an exception of this method as the model's error."""
         check_interpreter()
         digest = os.environ["SLUICE_BASE_DIGEST"]
         artifact = os.environ.get("SLUICE_ARTIFACT_DIR")
@@ -37,7 +37,7 @@ class TritonPythonModel:
         pb.Logger.log_info(f"engine embed serves base {digest}: {self._engine.limits}")
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer the requests that Triton gathered; each fails for itself alone."""
+        """Answer the requests that Triton gathered. A failure affects only its own request."""
         arrays = [pb.get_input_tensor_by_name(r, "input_ids").as_numpy() for r in requests]
         batch = self._engine.embed(arrays, [_second_begins(request) for request in requests])
         self._count(batch)
@@ -57,7 +57,7 @@ class TritonPythonModel:
         return pb.InferenceResponse(tensors)
 
     def _make_metrics(self, labels: dict[str, str]) -> None:
-        """Declare metrics; the families are kept: a collected family takes its metrics along."""
+        """Declare metrics. A family that is not kept is collected together with its metrics."""
         counter, histogram = pb.MetricFamily.COUNTER, pb.MetricFamily.HISTOGRAM
         self._families = [
             pb.MetricFamily(name=name, description=text, kind=kind)
@@ -88,7 +88,7 @@ class TritonPythonModel:
 
 
 def _second_begins(request: Any) -> int:
-    """Return where the second text begins in each row of a request; 0: single texts."""
+    """Return the start of the second text in each row of a request, or 0 for single texts."""
     told = request.parameters()
     value = json.loads(told).get(SECOND_BEGINS, 0) if SECOND_BEGINS in told else 0
     return value if isinstance(value, int) else -1  # which the engine refuses

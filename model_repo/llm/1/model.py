@@ -1,9 +1,9 @@
 """Triton model `llm`: the engine host of `replica.host` inside Triton's Python backend.
 
-Only what needs Triton's own module is here. Environment: SLUICE_ENGINE (a name of
-replica.drivers.registry), SLUICE_ARTIFACT_DIR (of the base), SLUICE_ARTIFACTS_DIR (of adapters, by
-digest), SLUICE_AGENT_SOCKET (where to ask for adapters that are not there), SLUICE_BASE_DIGEST,
-SLUICE_ENGINE_OPTIONS (JSON).
+This module has only the code that needs Triton's own module. It reads these variables:
+SLUICE_ENGINE (a name of replica.drivers.registry) and SLUICE_ENGINE_OPTIONS (JSON).
+SLUICE_BASE_DIGEST and SLUICE_ARTIFACT_DIR (of the base), and SLUICE_ARTIFACTS_DIR (of adapters, by
+digest). SLUICE_AGENT_SOCKET (for requests of missing adapters).
 """
 
 import json
@@ -99,10 +99,10 @@ class TritonMetrics:
 
 
 class TritonPythonModel:
-    """What Triton calls."""
+    """The methods that Triton calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the engine; an exception here is the error that Triton reports for the model."""
+        """Load the engine. Triton reports an exception of this method as the model's error."""
         check_interpreter()
         engine = os.environ["SLUICE_ENGINE"]
         digest = os.environ["SLUICE_BASE_DIGEST"]
@@ -124,7 +124,7 @@ class TritonPythonModel:
         pb.Logger.log_info(f"engine {engine} serves base {digest}: {self._driver.limits}")
 
     def execute(self, requests: list[Any]) -> None:
-        """Hand requests to the host; their responses come from its threads."""
+        """Pass requests to the host, whose threads send the responses."""
         for request in requests:
             responder = TritonResponder(request.get_response_sender())
             frame = pb.get_input_tensor_by_name(request, "frame").as_numpy()
