@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 from aiohttp import web
+from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.access import session_repository
@@ -29,12 +30,15 @@ from control_plane.artifacts.rank_limits import RankChecks, rank_checks
 from control_plane.artifacts.routes import ArtifactRoutes
 from control_plane.artifacts.service import Artifacts
 from control_plane.artifacts.sources import Allowed
+from control_plane.artifacts.worker import HAS_WORK as UPLOADS_WAIT
 from control_plane.audit.repository import prune_answers, prune_audit
 from control_plane.auto.routes import AUTO_POLICIES
+from control_plane.batches import repository as batch_rows
 from control_plane.batches.loop import BatchLoop
 from control_plane.batches.repository import prune_batches
 from control_plane.batches.service import BatchService
 from control_plane.budgets import feed as budget_feed
+from control_plane.budgets import repository as budget_rows
 from control_plane.budgets.routes import INTERVAL_S, BudgetRoutes
 from control_plane.budgets.service import BudgetService
 from control_plane.console.service import open_console
@@ -68,6 +72,7 @@ from control_plane.quality.service import Quality
 from control_plane.quality.verdicts import ReplacementBudget
 from control_plane.records.service import RecordService
 from control_plane.responses.service import StateService
+from control_plane.rollouts import repository as rollout_rows
 from control_plane.rollouts import trials
 from control_plane.rollouts.confirmations import Confirmations
 from control_plane.rollouts.feed import open_feed
@@ -75,6 +80,7 @@ from control_plane.rollouts.plan_routes import PlanRoutes
 from control_plane.rollouts.rollback_routes import RollbackRoutes
 from control_plane.rollouts.routes import RolloutRoutes
 from control_plane.rollouts.service import Rollouts
+from control_plane.scaling import repository as scaling_rows
 from control_plane.scaling.actuators import Actuator, ActuatorsError, read_actuators
 from control_plane.scaling.asking import NodeAsking
 from control_plane.scaling.replay_routes import ReplayRoutes
@@ -88,6 +94,7 @@ from control_plane.texts.store import NO_TEXTS, TextStore, open_store
 from control_plane.tools.routes import SERVER_TOOLS
 from control_plane.watch.feed import Feed
 from control_plane.watch.service import WatchService
+from control_plane.work_poll import WorkPoll
 from sluice import channels
 from sluice.addresses import host_and_port
 from sluice.certificates import refusal_of, server_tls
@@ -137,15 +144,15 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
     async with AsyncExitStack() as stack:
         database = Database(settings.database_url.get_secret_value())
         stack.push_async_callback(database.close)
-        feed = Feed(database)
-        metrics = ControlPlaneMetrics()
+        feed, metrics = Feed(database), ControlPlaneMetrics()
         budget = ReplacementBudget(settings.quality_pool_hour_max, settings.quality_node_day_max)
         clock, held = Clock(metrics.count_replica_seconds), partial(holdback, budget=budget)
         fleet = FleetLoop(database, feed, _prunes(settings), metrics.show_unplaced, clock, held)
-        rollouts = await _rollouts(stack, database, settings, metrics)
-        budgets = await _budgets(stack, database, settings, metrics)
+        poll = WorkPoll(database, work_conditions())
+        rollouts = await _rollouts(stack, database, settings, metrics, poll)
+        budgets = await _budgets(stack, database, settings, metrics, poll)
         background = await stack.enter_async_context(asyncio.TaskGroup())
-        artifacts = _artifacts(database, settings)
+        artifacts = _artifacts(database, settings, poll)
         stack.callback(artifacts.close)
         links, read_chunk = _links(settings), artifacts.read_chunk
         distribution = DistributionService(database, feed, metrics, links, read_chunk)
@@ -154,12 +161,12 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
             database, feed, metrics.quality, budget, token_ids=lambda: base_prompts.token_ids
         )
         actuators = _actuators(settings)
-        scaling = _scaling(database, settings, metrics, actuators)
+        scaling = _scaling(database, settings, metrics, actuators, poll)
         console = await stack.enter_async_context(open_console(database, settings))
         parts = (
             *(feed, fleet, artifacts, distribution, rollouts, quality, base_prompts, budgets),
-            *(scaling, console, *_stored(database, settings)),
-            *(_alerts(database, settings, metrics), _rules(database, settings, metrics)),
+            *(poll, scaling, console, *_stored(database, settings, poll)),
+            *(_alerts(database, settings, metrics, poll), _rules(database, settings, metrics)),
         )
         for work in parts:
             stack.callback(background.create_task(work.run()).cancel)
@@ -193,6 +200,18 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         yield
 
 
+def work_conditions() -> dict[str, ColumnElement[bool]]:
+    """Return the conditions under which the periodic loops have work, by the loop's name."""
+    return {
+        "alerts": alerts.work_condition(),
+        "batches": batch_rows.HAS_WORK,
+        "budgets": budget_rows.HAS_WORK,
+        "rollouts": rollout_rows.HAS_WORK,
+        "scaling": scaling_rows.HAS_WORK,
+        "uploads": UPLOADS_WAIT,
+    }
+
+
 def _watch(
     feed: Feed,
     fleet: FleetLoop,
@@ -224,11 +243,13 @@ def _prunes(settings: Settings) -> tuple[Callable[[AsyncConnection], Awaitable[N
     )
 
 
-def _stored(database: Database, settings: Settings) -> tuple[BatchLoop, ContentRetention]:
+def _stored(
+    database: Database, settings: Settings, poll: WorkPoll
+) -> tuple[BatchLoop, ContentRetention]:
     """Return the loops that process and expire the content that tenants have stored."""
     secret, days = shared_secret(), settings.response_days
     retention = ContentRetention(database, Sealer(secret, SEALED_FOR), kept_days=days)
-    return BatchLoop(database, secret), retention
+    return BatchLoop(database, secret, poll.of("batches")), retention
 
 
 def admin_routes(
@@ -269,29 +290,42 @@ def admin_routes(
 
 
 async def _rollouts(
-    stack: AsyncExitStack, database: Database, settings: Settings, metrics: ControlPlaneMetrics
+    stack: AsyncExitStack,
+    database: Database,
+    settings: Settings,
+    metrics: ControlPlaneMetrics,
+    poll: WorkPoll,
 ) -> Rollouts:
     url, key = settings.telemetry_url, settings.telemetry_key.get_secret_value()
     window_ms = round(settings.rollout_window_s * 1000)
     evidence = await stack.enter_async_context(open_feed(url, key, window_ms=window_ms))
-    show, count = metrics.show_rollouts, metrics.count_rollback
-    return Rollouts(database, evidence, preparation, golden_records, show, count)
+    shown = (metrics.show_rollouts, metrics.count_rollback)
+    may_have_work = poll.of("rollouts")
+    return Rollouts(database, evidence, preparation, golden_records, *shown, may_have_work)
 
 
 async def _budgets(
-    stack: AsyncExitStack, database: Database, settings: Settings, metrics: ControlPlaneMetrics
+    stack: AsyncExitStack,
+    database: Database,
+    settings: Settings,
+    metrics: ControlPlaneMetrics,
+    poll: WorkPoll,
 ) -> BudgetService:
     url, key = settings.telemetry_url, settings.telemetry_key.get_secret_value()
     ledger = await stack.enter_async_context(budget_feed.open_feed(url, key))
-    return BudgetService(database, ledger, metrics.show_budgets, settings.budget_interval_s)
+    show, interval_s = metrics.show_budgets, settings.budget_interval_s
+    return BudgetService(database, ledger, show, interval_s, may_have_work=poll.of("budgets"))
 
 
-def _alerts(database: Database, settings: Settings, metrics: ControlPlaneMetrics) -> AlertService:
+def _alerts(
+    database: Database, settings: Settings, metrics: ControlPlaneMetrics, poll: WorkPoll
+) -> AlertService:
     try:
         receivers = read_receivers(settings.alert_receivers)
     except ReceiversError as error:
         raise OSError(f"CONTROL_PLANE__ALERT_RECEIVERS: {error}") from None
-    return AlertService(database, receivers, metrics.count_notification)
+    count, may_have_work = metrics.count_notification, poll.of("alerts")
+    return AlertService(database, receivers, count, may_have_work=may_have_work)
 
 
 def _rules(database: Database, settings: Settings, metrics: ControlPlaneMetrics) -> RuleEvaluator:
@@ -320,10 +354,12 @@ def _scaling(
     settings: Settings,
     metrics: ControlPlaneMetrics,
     actuators: Mapping[str, Actuator],
+    poll: WorkPoll,
 ) -> Scaling:
     asking = NodeAsking(actuators, metrics.count_ask, metrics.show_nodes)
     show, count_late = metrics.show_scaling, metrics.count_late_pool
-    return Scaling(database, settings.scaling_interval_s, show, count_late, asking)
+    interval_s, may_have_work = settings.scaling_interval_s, poll.of("scaling")
+    return Scaling(database, interval_s, show, count_late, asking, may_have_work)
 
 
 async def _texts(stack: AsyncExitStack, settings: Settings) -> TextStore:
@@ -340,7 +376,7 @@ def _links(settings: Settings) -> PlannerLimits:
     )
 
 
-def _artifacts(database: Database, settings: Settings) -> Artifacts:
+def _artifacts(database: Database, settings: Settings, poll: WorkPoll) -> Artifacts:
     bounds = Bounds(
         rank_max=settings.artifact_rank_max,
         adapter_bytes_max=settings.artifact_adapter_bytes_max,
@@ -353,7 +389,7 @@ def _artifacts(database: Database, settings: Settings) -> Artifacts:
         buckets=_listed(settings.artifact_import_buckets),
     )
     url, grace_s = settings.artifact_store_url, settings.artifact_grace_s
-    return Artifacts(database, url, bounds, allowed, grace_s)
+    return Artifacts(database, url, bounds, allowed, grace_s, poll.of("uploads"))
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -290,12 +290,14 @@ class Attachment:
     async def _watch(self) -> None:
         """Fail if the host is silent for too long. Pauses of this process do not count."""
         now = asyncio.get_running_loop().time
-        pause_s = self._silence_s / _LOOKS
+        pause_s = wait_s = self._silence_s / _LOOKS
         looked_at = now()
         while True:
-            await asyncio.sleep(pause_s)
-            late_s = now() - looked_at - pause_s
-            looked_at += pause_s + late_s
+            # A replica that was heard since the last check is not silent within two checks.
+            wait_s = 2 * pause_s if self._heard_at > looked_at - wait_s else pause_s
+            await asyncio.sleep(wait_s)
+            late_s = now() - looked_at - wait_s
+            looked_at += wait_s + late_s
             self._heard_at = min(self._heard_at + late_s, looked_at)
             limit_s = min(_GAP_FACTOR * self._gap_s, _LIMIT_FACTOR * self._silence_s)
             limit_s = max(limit_s, self._silence_s)

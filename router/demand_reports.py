@@ -1,7 +1,8 @@
 """Reports the demand of this router's cells to the control plane, for autoscaling.
 
 A report contains totals, so a lost or repeated report does no harm. While the control plane is
-unreachable, no reports are queued, because the next report includes everything.
+unreachable, no reports are queued, because the next report includes everything. While nothing
+changes, only every third report is sent, which keeps the control plane's record recent.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ _FIRST_S = 1.0
 _INTERVAL_MIN_S, _INTERVAL_MAX_S = 0.2, 60.0
 _RETRY_S = 5.0
 _TIMEOUT_S = 2.0
+_REPEAT_EVERY = 3  # number of intervals after which an unchanged report is sent again
 _CELLS_MAX = 10_000  # most cells per report
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -44,6 +46,7 @@ class DemandReports:
         self._address = address
         self._router_id = router_id
         self._is_lost = False
+        self._pace = ReportPace()
 
     async def run(self) -> None:
         """Send reports at the interval that the control plane requests, until cancelled."""
@@ -54,11 +57,12 @@ class DemandReports:
         async with aclosing(link):
             while True:
                 await asyncio.sleep(pause_s * random.uniform(0.9, 1.0))  # noqa: S311 - spreads
-                pause_s = await self._report(await link.current())
+                request = packed(self._router_id, self._hub.work_reports()[:_CELLS_MAX])
+                if self._pace.is_due(request):
+                    pause_s = await self._report(await link.current(), request)
 
-    async def _report(self, channel: grpc.aio.Channel) -> float:
+    async def _report(self, channel: grpc.aio.Channel, request: wire.ReportDemandRequest) -> float:
         """Send one report, and return the seconds until the next report is due."""
-        request = packed(self._router_id, self._hub.work_reports()[:_CELLS_MAX])
         try:
             answer = await ControlServiceStub(channel).ReportDemand(request, timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
@@ -67,9 +71,35 @@ class DemandReports:
                 reason = error.details() or error.code().name
                 log.warning("demand_not_reported", address=self._address, reason=reason)
             self._is_lost = True
+            self._pace.failed()
             return _RETRY_S
         self._is_lost = False
         return min(_INTERVAL_MAX_S, max(_INTERVAL_MIN_S, answer.interval_ms / 1000))
+
+
+class ReportPace:
+    """Decides which reports are sent. Pure."""
+
+    def __init__(self) -> None:
+        self._sent: bytes | None = None
+        self._skipped = 0
+
+    def is_due(self, report: wire.ReportDemandRequest) -> bool:
+        """Return whether a report is sent, because it has news or the last one becomes old."""
+        content = wire.ReportDemandRequest()
+        content.CopyFrom(report)
+        for cell in content.cells:
+            cell.number = 0  # the number differs in every report
+        serialized = content.SerializeToString(deterministic=True)
+        self._skipped += 1
+        if serialized == self._sent and self._skipped < _REPEAT_EVERY:
+            return False
+        self._sent, self._skipped = serialized, 0
+        return True
+
+    def failed(self) -> None:
+        """Record that the last report was lost, so that the next one is sent."""
+        self._sent = None
 
 
 def packed(router_id: str, reports: list[WorkReport]) -> wire.ReportDemandRequest:

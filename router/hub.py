@@ -192,9 +192,9 @@ class Hub:
             ValueError: The frame contradicts itself.
         """
         now = self._loop.time()
-        self.core.on_frame(replica_id, epoch, frame, now)
+        has_news = self.core.on_frame(replica_id, epoch, frame, now)
         self._frames += 1
-        if self._is_tick_soon:
+        if self._is_tick_soon or not (has_news or self.core.has_decisions):
             return
         if now - self._ticked_at >= PASS_S or self.core.has_decisions:
             self._tick_soon()

@@ -36,6 +36,7 @@ TEXTS_TOPIC = "sluice.texts.v1"
 # would block the spool.
 EVENT_MAX_BYTES = 900_000
 _TICK_S = 0.05  # longest delay in seconds until the thread processes a new event
+_REST_S = 1.0  # longest pause in seconds of a thread without events, which the next event ends
 _CHUNK = 256  # events per step of the thread, which bounds how long it occupies the interpreter
 _REPLAY_BATCH = 1_000
 _RETRY_PAUSE_S = 0.5
@@ -154,6 +155,7 @@ class EventProducer:
         self._producer = Producer(self._config)
         self._stop, self._settled = threading.Event(), threading.Condition()
         self._settled_emitted = 0
+        self._woken, self._is_resting = threading.Event(), False
         self._thread = threading.Thread(target=self._run, name=f"events-{topic}", daemon=True)
         self._thread.start()
 
@@ -164,6 +166,8 @@ class EventProducer:
         else:
             self._queue.append(payload)
         self._emitted += 1
+        if self._is_resting:
+            self._woken.set()
 
     def put_on_disk(self) -> None:
         """Spool all events that are still unacknowledged `_ACKNOWLEDGED_S` from now.
@@ -172,6 +176,7 @@ class EventProducer:
         Spooled events may be delivered twice. The call never blocks.
         """
         self._disk_wanted = True
+        self._woken.set()
 
     @property
     def stats(self) -> EventStats:
@@ -213,6 +218,7 @@ class EventProducer:
         if self._thread.is_alive():
             self.flush(timeout_s)
             self._stop.set()
+            self._woken.set()
             self._thread.join()
 
     def _run(self) -> None:
@@ -239,8 +245,17 @@ class EventProducer:
             with self._settled:
                 self._settled_emitted = emitted
                 self._settled.notify_all()
+            self._rest()
         # The poll is also the pause between turns. A delivery failure ends the poll early.
         self._producer.poll(0.0 if len(self._queue) > _CHUNK else _TICK_S)
+
+    def _rest(self) -> None:
+        """Wait for the next event, in a thread that has sent everything."""
+        self._woken.clear()
+        self._is_resting = True
+        if not (self._queue or self._disk_wanted or self._stop.is_set()):
+            self._woken.wait(_REST_S)
+        self._is_resting = False
 
     def _step(self, now: float) -> None:
         if self._spool is not None and not self._spool.is_empty and not self._may_spool():

@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import RowMapping, Select, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, RowMapping, Select, and_, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import distinct_on, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -107,14 +107,15 @@ async def add_event(
 
 async def has_work(connection: AsyncConnection) -> bool:
     """Return whether `step` may change anything, or a notice may be due."""
-    return bool(await connection.scalar(_has_work()))
+    return bool(await connection.scalar(select(work_condition())))
 
 
-@cache  # cached, because building the statement every other second costs more than its execution
-def _has_work() -> Select[Any]:
+@cache  # cached, because building the statement costs more than its execution
+def work_condition() -> ColumnElement[bool]:
+    """Return the condition under which `step` may change anything, or a notice may be due."""
     fires = select(alerts.c.id).where(alerts.c.is_firing).exists()
     is_told = select(notifications.c.id).exists()
-    return select(or_(fires, is_told, _unknown_rollouts().exists()))
+    return or_(fires, is_told, _unknown_rollouts().exists())
 
 
 async def step(connection: AsyncConnection) -> None:

@@ -27,6 +27,7 @@ from control_plane.alerts.tables import notifications
 from control_plane.budgets.repository import hold_lease
 from control_plane.database import Database, DatabaseDownError
 from control_plane.rollouts.repository import clock_ms
+from control_plane.work_poll import MayHaveWork, unknown
 from sluice.ids import new_id
 
 log = structlog.get_logger(__name__)
@@ -45,6 +46,7 @@ class AlertService:
         receivers: Sequence[Receiver],
         count: Callable[[str, str], None] = lambda _receiver, _result: None,
         source: str = "sluice",
+        may_have_work: MayHaveWork = unknown,
     ) -> None:
         """Create the loop. `run` must be started in a TaskGroup.
 
@@ -54,8 +56,10 @@ class AlertService:
             count: Called for each attempt with the receiver and the result, which is `sent`,
                 `failed` or `given_up`.
             source: Name that PagerDuty shows as the origin.
+            may_have_work: Tells whether `step` may have work.
         """
         self._database = database
+        self._may_have_work = may_have_work
         self._receivers = {receiver.name: receiver for receiver in receivers}
         self._count = count
         self._source = source
@@ -66,7 +70,8 @@ class AlertService:
         """Run the loop until cancelled."""
         while True:
             try:
-                await self.step()
+                if self._may_have_work():
+                    await self.step()
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("alerts_step_failed", error=str(getattr(error, "reason", error)))
             await asyncio.sleep(_TICK_S)

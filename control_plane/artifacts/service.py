@@ -10,6 +10,7 @@ from control_plane.artifacts.sweep import Graces, Sweeper
 from control_plane.artifacts.sweeping import SweepLoop
 from control_plane.artifacts.worker import InspectionWorker
 from control_plane.database import Database
+from control_plane.work_poll import MayHaveWork, unknown
 from sluice.chunk_store import ChunkStore, open_backend
 from sluice.errors import ErrorCode, PlatformError
 
@@ -26,6 +27,7 @@ class Artifacts:
         bounds: Bounds,
         allowed: Allowed,
         grace_s: float,
+        may_have_work: MayHaveWork = unknown,
     ) -> None:
         """Open the store, if a store is configured.
 
@@ -36,6 +38,7 @@ class Artifacts:
             bounds: Limits of accepted artifacts.
             allowed: Sources from which imports are permitted.
             grace_s: Seconds for which unreferenced artifacts and chunks are kept.
+            may_have_work: Tells whether an upload may wait for its inspection.
         """
         self.bounds = bounds
         self.allowed = allowed
@@ -48,7 +51,7 @@ class Artifacts:
             self._store = ChunkStore(open_backend(store_url))
             self._pieces = Pieces(database, self._store)
             importer = Importer(database, self._pieces, allowed, bounds)
-            self._worker = InspectionWorker(database, importer, store_url, bounds)
+            self._worker = InspectionWorker(database, importer, store_url, bounds, may_have_work)
             sweeper = Sweeper(database, self._store, self.graces)
             self._sweeps = SweepLoop(sweeper.sweep, min(_SWEEP_S, grace_s))
 

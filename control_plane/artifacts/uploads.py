@@ -300,6 +300,13 @@ async def cancel(connection: AsyncConnection, upload_id: str) -> None:
     await _forget_chunks(connection, upload_id)
 
 
+def waits_for_work(states: tuple[UploadState, ...]) -> ColumnElement[bool]:
+    """Return the condition of an upload that waits for work, or whose lease has expired."""
+    table = artifact_uploads.c
+    is_free = or_(table.claimed_until.is_(None), table.claimed_until < func.now())
+    return and_(table.state.in_(states), is_free)
+
+
 async def claim(
     connection: AsyncConnection, states: tuple[UploadState, ...], lease: timedelta
 ) -> dict[str, Any] | None:
@@ -308,10 +315,9 @@ async def claim(
     The claim counts as an attempt, even if the worker dies.
     """
     table = artifact_uploads.c
-    is_free = or_(table.claimed_until.is_(None), table.claimed_until < func.now())
     waiting = (
         select(table.id)
-        .where(table.state.in_(states), is_free)
+        .where(waits_for_work(states))
         .order_by(table.touched_at)
         .limit(1)
         .with_for_update(skip_locked=True)

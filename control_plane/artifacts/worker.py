@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import structlog
+from sqlalchemy import exists
 from sqlalchemy.exc import DBAPIError
 
 from control_plane.artifacts import catalogue, uploads
@@ -22,6 +23,7 @@ from control_plane.artifacts.ranks import rank_max_of_base
 from control_plane.artifacts.signatures import signature_problems
 from control_plane.artifacts.signing_keys import keys_for
 from control_plane.database import Database, DatabaseDownError
+from control_plane.work_poll import MayHaveWork, unknown
 from sluice.errors import PlatformError
 from sluice.manifests import Manifest, parse_manifest
 
@@ -39,6 +41,9 @@ _GIVEN_UP = (
     " it back: send it again, operators see the cause in the control plane's log"
 )
 
+_STATES = (UploadState.IMPORTING, UploadState.VALIDATING)
+HAS_WORK = exists().where(uploads.waits_for_work(_STATES))
+
 Result = TypeVar("Result")
 
 
@@ -46,9 +51,15 @@ class InspectionWorker:
     """The loop that processes uploads to their end."""
 
     def __init__(
-        self, database: Database, importer: Importer, store_url: str, bounds: Bounds
+        self,
+        database: Database,
+        importer: Importer,
+        store_url: str,
+        bounds: Bounds,
+        may_have_work: MayHaveWork = unknown,
     ) -> None:
         self._database = database
+        self._may_have_work = may_have_work
         self._importer = importer
         self._store_url = store_url
         self._bounds = bounds
@@ -85,16 +96,18 @@ class InspectionWorker:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait for the next tick, or until there may be work."""
-        try:
-            async with asyncio.timeout(_TICK_S):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+        """Wait at least for the next tick, unless woken, and until there may be work."""
+        while True:
+            try:
+                async with asyncio.timeout(_TICK_S):
+                    await self._wake.wait()
+                    return
+            except TimeoutError:
+                if self._may_have_work():
+                    return
 
     async def _claim(self) -> dict[str, Any] | None:
-        states = (UploadState.IMPORTING, UploadState.VALIDATING)
-        return await self._database.run_singly(lambda found: uploads.claim(found, states, _LEASE))
+        return await self._database.run_singly(lambda found: uploads.claim(found, _STATES, _LEASE))
 
     async def _end(self, upload: dict[str, Any]) -> None:
         """Accept or refuse an upload. An upload that cannot be inspected now is delayed."""

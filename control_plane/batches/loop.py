@@ -18,6 +18,7 @@ from control_plane.batches.lines import ParsedFile, answered, parsed, unanswered
 from control_plane.database import Database, DatabaseDownError
 from control_plane.records import repository as records
 from control_plane.records.repository import NoRecordError
+from control_plane.work_poll import MayHaveWork, unknown
 from sluice.files import KIND, PART_BYTES, PREFIX, file_content, part_id
 from sluice.lifecycle import run_every
 from sluice.response_ids import new_owned_id
@@ -43,19 +44,32 @@ _LineOf = Callable[[wire.Batch, Any], bytes]
 class BatchLoop:
     """The loop of batches in one control plane. `run` must be started in a TaskGroup."""
 
-    def __init__(self, database: Database, secret: SharedSecret) -> None:
-        """Create the loop. `secret` derives the ids of output files."""
+    def __init__(
+        self, database: Database, secret: SharedSecret, may_have_work: MayHaveWork = unknown
+    ) -> None:
+        """Create the loop.
+
+        Args:
+            database: Database of batches.
+            secret: Derives the ids of output files.
+            may_have_work: Tells whether there may be batches that have not ended.
+        """
         self._database, self._secret = database, secret
+        self._may_have_work = may_have_work
 
     async def run(self) -> None:
         """Run the loop until cancelled."""
         await run_every(
             _EVERY_S,
-            self.step,
+            self._step_if_due,
             name="batches",
             expected=(DatabaseDownError, DBAPIError),
             step_timeout_s=_STEP_S,
         )
+
+    async def _step_if_due(self) -> None:
+        if self._may_have_work():
+            await self.step()
 
     async def step(self) -> None:
         """Begin the waiting batches, and end the finished batches."""

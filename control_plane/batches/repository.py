@@ -17,7 +17,8 @@ LEASE_MS = 30_000
 _AT_ONCE = 500  # largest number of lines per statement
 ENDING = ("finalizing", "cancelling", "expiring")
 _OPEN = ("validating", "in_progress")
-_ANY_LIVE = select(exists().where(batches.c.status.in_((*_OPEN, *ENDING))))
+HAS_WORK = exists().where(batches.c.status.in_((*_OPEN, *ENDING)))
+_ANY_LIVE = select(HAS_WORK)
 
 
 class BatchEndedError(Exception):

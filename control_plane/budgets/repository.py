@@ -118,7 +118,8 @@ class Summary:
 
 
 NOTHING = Summary({}, {}, 0.0)
-_HAS_ANY = select(exists(select(budgets.c.id)))
+HAS_WORK = exists(select(budgets.c.id))
+_HAS_ANY = select(HAS_WORK)
 
 
 def with_states() -> Select[Any]:

@@ -22,6 +22,7 @@ from control_plane.budgets.repository import NOTHING, Due, Reading, Summary
 from control_plane.database import Database, DatabaseDownError
 from control_plane.rollouts.repository import clock_ms
 from control_plane.telemetry_client import FeedDownError
+from control_plane.work_poll import MayHaveWork, unknown
 from sluice.ids import new_id
 from sluice.lifecycle import backoff_s
 
@@ -85,6 +86,7 @@ class BudgetService:
         show: Callable[[Summary], None],
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
+        may_have_work: MayHaveWork = unknown,
     ) -> None:
         """Create the loop. `run` must be started in a TaskGroup.
 
@@ -95,8 +97,10 @@ class BudgetService:
                 plane leads.
             interval_s: Seconds between two queries of a budget's usage.
             clock: Returns monotonic seconds.
+            may_have_work: Tells whether there may be budgets.
         """
         self._database = database
+        self._may_have_work = may_have_work
         self._ledger = ledger
         self._show = show
         self._interval_s = interval_s
@@ -110,7 +114,10 @@ class BudgetService:
         while True:
             pause_s = _TICK_S
             try:
-                pause_s = await self.step()
+                if self._may_have_work():
+                    pause_s = await self.step()
+                else:
+                    self._show(NOTHING)
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("budgets_step_failed", error=str(getattr(error, "reason", error)))
                 if self._clock() > self._leads_until_s:

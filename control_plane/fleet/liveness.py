@@ -1,6 +1,6 @@
 """Checks whether routers with an open watch answer, since a frozen router keeps connections open.
 
-Each router is pinged at the address that gateways dial. Silence is counted in rounds of this
+Each router is pinged at the address that gateways dial. Silence is counted in naps of this
 process, so that a pause of this process is not mistaken for silence of all routers.
 """
 
@@ -22,8 +22,8 @@ from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 log = structlog.get_logger(__name__)
 
 NAP_S = 0.1
-_PING_NAPS = 2  # number of rounds between an answer and the next ping
-# Rounds without an answer after which a router is silent. Gateways wait for the same time. With a
+_PING_NAPS = 3  # number of naps between an answer and the next ping, which are one sleep
+# Naps without an answer after which a router is silent. Gateways wait for the same time. With a
 # shorter time, a router would lose its cells in cases that interrupt no client's stream.
 SILENT_NAPS_MAX = 9
 # Deadline of a ping in seconds. Only one ping is pending. A router that continues after a pause
@@ -53,15 +53,17 @@ class Liveness:
 
     async def run(self) -> None:
         """Ping all watched routers until cancelled."""
+        naps = 1
         async with self._closing():
             while True:
                 await self._follow()
                 for (router_id, _), pinged in self._watched.items():
-                    if await pinged.has_answered():
+                    if await pinged.has_answered(naps):
                         self._presence.answered(router_id)
                     elif pinged.is_silent:
                         self._presence.silent(router_id)
-                await asyncio.sleep(NAP_S)
+                naps = min((it.rest_naps for it in self._watched.values()), default=1)
+                await asyncio.sleep(naps * NAP_S)
 
     async def _follow(self) -> None:
         """Ping the routers that have a watch now, at their present addresses."""
@@ -99,9 +101,17 @@ class _PingedLink:
     def is_silent(self) -> bool:
         return self._was_alive and self._naps >= SILENT_NAPS_MAX
 
-    async def has_answered(self) -> bool:
-        """Check once per round whether the pending ping was answered, and send the next ping."""
-        self._naps += 1
+    @property
+    def rest_naps(self) -> int:
+        """Number of naps until the next check is due."""
+        return 1 if self._call is not None else max(1, _PING_NAPS - self._naps)
+
+    async def has_answered(self, naps: int) -> bool:
+        """Check whether the pending ping was answered, and send the next ping if it is due.
+
+        `naps` is the number of naps since the last check.
+        """
+        self._naps += naps
         call = self._call
         if call is None:
             if self._naps >= _PING_NAPS:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from sqlalchemy import ARRAY, any_, cast, delete, func, select, update
+from sqlalchemy import ARRAY, and_, any_, cast, delete, func, select, update
 from sqlalchemy import Text as Words
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -17,9 +17,11 @@ from control_plane.quality.tables import ejections
 from sluice.detector.evidence import EvidenceKind
 
 _KEPT = timedelta(days=7)
+_IS_OPEN = and_(ejections.c.ended_at.is_(None), ejections.c.heard_at > func.now() - OPEN_MAX)
+IS_ANY = select(ejections.c.replica_id).where(_IS_OPEN).exists()
 _OPEN_EJECTIONS = (
     select(*(ejections.c[name] for name in Ejection.__dataclass_fields__))
-    .where(ejections.c.ended_at.is_(None), ejections.c.heard_at > func.now() - OPEN_MAX)
+    .where(_IS_OPEN)
     .order_by(ejections.c.heard_at, ejections.c.ejected_at_unix_ms)
 )
 

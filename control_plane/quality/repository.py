@@ -32,6 +32,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane import tables
 from control_plane.fleet.model import Holdback, ReplicaState
 from control_plane.models.model import release_id
+from control_plane.quality import ejection_rows, suspicion_rows
 from control_plane.quality.askings import DEFAULT, Asking, Prompt
 from control_plane.quality.judgement import ASKINGS, Answer, RightAnswerSource, Truth
 from control_plane.quality.tables import (
@@ -61,7 +62,9 @@ _POOL_SPAN, _NODE_SPAN = timedelta(hours=1), timedelta(days=1)
 _RUNS_KEPT_S = 7 * 86_400
 _QUARANTINES_KEPT = timedelta(days=90)
 _HASH = func.hashtextextended(golden_prompts.c.id, 0)
-_PROMPTS_MARK = select(func.count(), func.coalesce(func.sum(_HASH), 0))
+_NEWS_MARK = select(
+    func.count(), func.coalesce(func.sum(_HASH), 0), ejection_rows.IS_ANY, suspicion_rows.IS_ANY
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +102,13 @@ def _of(groups: Sequence[Group]) -> Subquery:
     ).subquery()
 
 
-async def prompts_mark(connection: AsyncConnection) -> tuple[int, int]:
-    """Return numbers that change when a prompt is added or removed. Prompts are immutable."""
-    count, mark = (await connection.execute(_PROMPTS_MARK)).one()
-    return int(count), int(mark)
+async def news_mark(connection: AsyncConnection) -> tuple[tuple[int, int], bool, bool]:
+    """Return a mark of the prompts, and whether any replica is accused and any is suspected.
+
+    The mark changes when a prompt is added or removed, because prompts are immutable.
+    """
+    count, mark, is_accused, is_suspected = (await connection.execute(_NEWS_MARK)).one()
+    return (int(count), int(mark)), is_accused, is_suspected
 
 
 async def prompts_of_owner(connection: AsyncConnection, owner: str | None) -> int:

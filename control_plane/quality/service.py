@@ -220,12 +220,12 @@ class Quality:
 
     async def _read(self, connection: AsyncConnection) -> None:
         """Read the changed prompts, and the replicas that routers or the guard accuse."""
-        mark = await repository.prompts_mark(connection)
+        mark, is_accused, is_suspected = await repository.news_mark(connection)
         if mark != self._mark:
             self._prompts = await repository.prompts(connection)
             self._mark = mark
-        self._accused = await ejection_rows.accused(connection)
-        self._suspected = await suspicion_rows.suspected(connection)
+        self._accused = await ejection_rows.accused(connection) if is_accused else {}
+        self._suspected = await suspicion_rows.suspected(connection) if is_suspected else {}
 
     def _log_outcome(self, outcome: JudgingOutcome) -> None:
         """Log and count the decisions of a batch."""

@@ -19,6 +19,7 @@ _FRESH = timedelta(hours=1)
 _OPEN_SUSPICIONS = select(suspicions.c.replica_id, suspicions.c.suspected_at).where(
     suspicions.c.suspected_at > func.now() - _OPEN
 )
+IS_ANY = _OPEN_SUSPICIONS.exists()
 
 
 async def add(connection: AsyncConnection, replica_ids: Iterable[str]) -> None:

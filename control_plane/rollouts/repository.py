@@ -34,6 +34,7 @@ _RENEW = timedelta(seconds=1)
 _EVENTS_MAX = 1_000  # Largest number of events per rollout. The oldest events are deleted.
 _GATEWAYS_KEPT = timedelta(hours=1)
 _IS_LIVE = rollouts.c.is_live
+HAS_WORK = select(rollouts.c.id).where(_IS_LIVE).exists()
 _LIVE_PHASES = select(rollouts.c.phase, func.count()).where(_IS_LIVE).group_by(rollouts.c.phase)
 
 

@@ -27,6 +27,7 @@ from control_plane.rollouts.machine import due
 from control_plane.rollouts.repository import KeptRollout, Taken
 from control_plane.rollouts.state import ENDED, UNREADABLE, Phase, Prepare, explain
 from control_plane.telemetry_client import FeedDownError
+from control_plane.work_poll import MayHaveWork, unknown
 from sluice.errors import PlatformError
 from sluice.ids import new_id
 
@@ -71,6 +72,7 @@ class Rollouts:
         golden: GoldenRecords,
         show: Callable[[Mapping[str, int], float], None],
         count_rollback: Callable[[str], None],
+        may_have_work: MayHaveWork = unknown,
     ) -> None:
         """Create the loop.
 
@@ -84,8 +86,10 @@ class Rollouts:
                 seconds of any rollout's newest evidence.
             count_rollback: Called for every rolled back rollout with the breached gate. Without a
                 breached gate, the argument is the reason.
+            may_have_work: Tells whether there may be live rollouts.
         """
         self._database = database
+        self._may_have_work = may_have_work
         self._evidence = evidence
         self._fleet = fleet
         self._golden = golden
@@ -113,9 +117,11 @@ class Rollouts:
         """Run the loop until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
+                is_woken = self._wake.is_set()
                 self._wake.clear()
                 try:
-                    await self._begin_steps(tasks)
+                    if is_woken or self._may_have_work() or not self._is_idle:
+                        await self._begin_steps(tasks)
                 except (DatabaseDownError, DBAPIError) as error:
                     log.warning("rollouts_step_failed", error=str(getattr(error, "reason", error)))
                 try:
@@ -124,10 +130,14 @@ class Rollouts:
                 except TimeoutError:
                     pass
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether the last round found no live rollout, and old rows were deleted recently."""
+        return not self._has_live and time.monotonic() - self._pruned_at <= _PRUNE_INTERVAL_S
+
     async def _begin_steps(self, tasks: asyncio.TaskGroup) -> None:
         """Step all claimed rollouts concurrently, except rollouts whose last step still runs."""
-        is_idle = not self._has_live and time.monotonic() - self._pruned_at <= _PRUNE_INTERVAL_S
-        if is_idle and not await self._database.run_singly(repository.live_phases):
+        if self._is_idle and not await self._database.run_singly(repository.live_phases):
             return
         now_ms, gateways, taken = await self._database.run(self._look)
         self._say_what_is_unreadable(taken)

@@ -29,6 +29,16 @@ from control_plane.scaling.tables import (
 )
 from control_plane.scaling.work import PoolSpeed, restored
 
+# Without scaled pools, a round only undoes the decisions about pools that were scaled before.
+HAS_WORK = or_(
+    exists(select(pool_scalings.c.pool_id)),
+    exists().where(
+        or_(tables.pools.c.scaled_replicas.is_not(None), tables.pools.c.scaled_sleepers > 0)
+    ),
+    exists().where(tables.nodes.c.is_surplus),
+    exists(select(actuator_asks.c.name)),
+)
+
 BUDGET = "fleet"  # id of the only row of the table `scaling_budgets`
 _FORGOTTEN_AFTER = timedelta(days=1)  # age at which reports of vanished routers are deleted
 CHANGES_KEPT_DAYS = 30

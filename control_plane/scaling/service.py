@@ -35,6 +35,7 @@ from control_plane.scaling.plan import plan, remember, urgent
 from control_plane.scaling.repository import ScaledPool
 from control_plane.scaling.sharing import others_of
 from control_plane.scaling.work import CELLS_MAX, PoolSpeed, checked, told_speed
+from control_plane.work_poll import MayHaveWork, unknown
 from sluice.ids import new_id
 from sluice.wire.control.v1 import control_pb2 as wire
 
@@ -81,6 +82,7 @@ class Scaling:
         show: Callable[[Mapping[str, Shown]], None],
         count_late: Callable[[str], None],
         asking: NodeAsking,
+        may_have_work: MayHaveWork = unknown,
     ) -> None:
         """Create the loop. `run` must be started in a TaskGroup.
 
@@ -91,8 +93,10 @@ class Scaling:
                 another control plane leads.
             count_late: Called with each pool whose actuator becomes late.
             asking: Requests nodes from actuators.
+            may_have_work: Tells whether there may be scaled pools.
         """
         self._database = database
+        self._may_have_work = may_have_work
         self._interval_s = interval_s
         self._show = show
         self._count_late = count_late
@@ -112,7 +116,10 @@ class Scaling:
     async def _look_for_ever(self) -> None:
         while True:
             try:
-                await self.step()
+                if self._may_have_work() or self._looks % _PRUNE_LOOKS == 0:
+                    await self.step()
+                else:
+                    self._skip()
             except (DatabaseDownError, DBAPIError) as error:
                 log.warning("scaling_step_failed", error=str(getattr(error, "reason", error)))
                 self._rest()
@@ -124,6 +131,12 @@ class Scaling:
                 await asyncio.sleep(min(left_s, _WAKE_LOOK_S) if self._sleepers else left_s)
                 if self._sleepers and time.monotonic() < until_s:
                     await self._wake_or_warn()
+
+    def _skip(self) -> None:
+        """Count a round without scaled pools, which reads nothing."""
+        self._looks += 1
+        self._sleepers, self._late = frozenset(), set()
+        self._rest()
 
     def _rest(self) -> None:
         """Clear figures and requests for nodes, because another control plane may lead."""

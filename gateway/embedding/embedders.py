@@ -87,6 +87,7 @@ class Embedders:
         # Number of texts that the pool's open requests may have in flight, by pool id.
         self._open: dict[str, int] = {}
         self._idle = asyncio.Event()
+        self._has_looks = asyncio.Event()  # set while a replica may need a check
         self._is_draining = self._is_stopping = False
 
     @property
@@ -133,6 +134,7 @@ class Embedders:
         replica = self._replicas.pop(replica_id)
         replica.release()
         self._leaving.append(replica)
+        self._has_looks.set()
 
     async def run(self) -> None:
         """Eject silent replicas, probe ejected ones, and close unused connections, until cancelled.
@@ -142,15 +144,25 @@ class Embedders:
         try:
             async with asyncio.TaskGroup() as probes:
                 while True:
+                    await self._has_looks.wait()
                     await asyncio.sleep(NAP_S)
                     for replica in tuple(self._replicas.values()):
                         self._judge_silence(replica)
                         if replica.standing.starts_probe(_now_s()):
                             probes.create_task(_probe(replica))
                     await self._close_left()
+                    if self._is_quiet:
+                        self._has_looks.clear()
         finally:
             for replica in (*self._replicas.values(), *self._leaving):
                 await replica.client.close()
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether no replica has a text, is ejected or leaves, so that nothing needs a check."""
+        standings = [replica.standing for replica in self._replicas.values()]
+        has_work = any(it.in_flight or not it.is_trusted for it in standings)
+        return not (has_work or self._leaving)
 
     async def _close_left(self) -> None:
         left = [r for r in self._leaving if not (r.standing.in_flight or r.standing.is_probed)]
@@ -284,6 +296,7 @@ class Embedders:
             if chosen is None:
                 raise failure or _all_ejected(standings)
             tried.append(chosen.replica_id)
+            self._has_looks.set()
             try:
                 return await _call(usable[chosen.replica_id], tokens, give_up_at_s)
             except FailedError as error:

@@ -15,7 +15,9 @@ log = structlog.get_logger(__name__)
 # ms, which is more than the tokens of a few streams, so an idle loop is measured less often.
 INTERVAL_S = 0.02
 CALM_INTERVAL_S = 0.1
+QUIET_INTERVAL_S = 0.25
 CALM_SHARE = 0.25
+QUIET_SHARE = 0.02
 # The loop lags if it was this many seconds late twice in a row and was busy for half of that time.
 # Streams then join tokens to save wake-ups. If other processes use the processor, joined tokens
 # would save nothing, and would double the gaps between the tokens of a stream.
@@ -23,7 +25,7 @@ LAGGING_S = 0.002
 BUSY_SHARE = 0.5
 LATE_IN_A_ROW = 2
 BLOCKED_S = 0.25  # seconds of blockage after which the running code's stack is logged
-_WATCH_S = 0.1
+_WATCH_MIN_S = 0.05
 _FRAMES_MAX = 12
 
 
@@ -74,17 +76,21 @@ class LoopLag:
         self._late_in_a_row = self._late_in_a_row + 1 if is_late else 0
         self.is_lagging = self._late_in_a_row >= LATE_IN_A_ROW
         is_calm = lag_s <= LAGGING_S and busy_share < CALM_SHARE
-        self.interval_s = CALM_INTERVAL_S if is_calm else INTERVAL_S
+        calm_s = QUIET_INTERVAL_S if busy_share < QUIET_SHARE else CALM_INTERVAL_S
+        self.interval_s = calm_s if is_calm else INTERVAL_S
         self.lag_s = lag_s
         self._observe(lag_s)
 
     def _watch(self, loop_thread: int, ended: threading.Event) -> None:
         """Log the stack of the loop's thread once per blockage.
 
-        The method runs in its own thread.
+        The method runs in its own thread, which sleeps until the loop could be blocked for long
+        enough.
         """
-        told_of_s = 0.0
-        while not ended.wait(_WATCH_S):
+        told_of_s, wait_s = 0.0, _WATCH_MIN_S
+        while not ended.wait(wait_s):
+            due_s = self._ticked_at_s + self.interval_s + BLOCKED_S
+            wait_s = max(_WATCH_MIN_S, due_s - time.monotonic())
             ticked_at_s = self._ticked_at_s
             blocked_s = time.monotonic() - ticked_at_s - self.interval_s
             if blocked_s < BLOCKED_S or ticked_at_s == told_of_s:

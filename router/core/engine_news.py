@@ -24,12 +24,18 @@ class EngineNews:
         self._dispatcher = dispatcher
         self._busy: dict[str, ReplicaBook] = {}  # replicas that are paused after a "busy" reply
 
-    def take(self, book: ReplicaBook, cell: CellBook, frame: engine.StepFrame, now: float) -> None:
+    def take(self, book: ReplicaBook, cell: CellBook, frame: engine.StepFrame, now: float) -> bool:
         """Record one frame of an attached replica.
+
+        Returns:
+            Whether the frame has news for the router. An idle engine has none.
 
         Raises:
             ValueError: The frame contradicts itself, so that the caller must end the attachment.
         """
+        is_at_rest = book.is_at_rest(frame)
+        if is_at_rest and not frame.steps:
+            return False
         state = frame.state
         if frame.admitted:
             self._admitted(book, cell, frame, now)
@@ -57,6 +63,7 @@ class EngineNews:
             if dispatch.is_open:
                 self._lifecycle.retry(dispatch, ErrorCode.REPLICA_LOST, " did not get it", now)
         cell.update(book)
+        return not is_at_rest
 
     def _admitted(
         self, book: ReplicaBook, cell: CellBook, frame: engine.StepFrame, now: float

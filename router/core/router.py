@@ -271,18 +271,21 @@ class RouterCore:
 
     # --- frames -----------------------------------------------------------------------------
 
-    def on_frame(self, replica_id: str, epoch: int, frame: engine.StepFrame, now: float) -> None:
+    def on_frame(self, replica_id: str, epoch: int, frame: engine.StepFrame, now: float) -> bool:
         """Record one step frame, and append its tokens to the gateways' batches.
 
         The call is on the hot path, because it does work for each token.
+
+        Returns:
+            Whether the frame has news, so that a tick is due.
 
         Raises:
             ValueError: The frame contradicts itself, so that the caller must end the attachment.
         """
         book = self.replicas.get(replica_id)
         if book is None or book.epoch != epoch or book.limits is None:
-            return
-        self.engine_news.take(book, self.cells[book.cell_id], frame, now)
+            return False
+        return self.engine_news.take(book, self.cells[book.cell_id], frame, now)
 
     # --- time -------------------------------------------------------------------------------
 

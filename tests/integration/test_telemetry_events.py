@@ -72,6 +72,15 @@ async def arrived(address: str, wanted: int) -> list[str]:
     return await asyncio.to_thread(read)
 
 
+async def test_a_resting_producer_sends_the_next_event(broker: Any, tmp_path: Path) -> None:
+    with producing(broker.address, tmp_path) as producer:
+        for number in range(3):
+            await until(lambda: producer._is_resting)
+            producer.emit(event(number))
+            assert await asyncio.to_thread(producer.flush, WAIT_S)
+        assert producer.stats.delivered == 3
+
+
 async def test_clients_learn_only_the_fixed_port(broker: Any) -> None:
     consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "x"})
     found = await asyncio.to_thread(consumer.list_topics, timeout=60)

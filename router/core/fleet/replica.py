@@ -35,7 +35,7 @@ class ReplicaBook:
         *("emitted", "epoch", "foreign", "foreign_blocks", "frame_at", "is_broken", "is_draining"),
         *("is_leaving", "kv_booked", "limits", "may_take", "output_booked", "pauses", "replica_id"),
         *("role", "running", "engine_model", "dispatches", "speed", "tokens_s"),
-        *("sent_at", "gathers_until", "_kv_told"),
+        *("sent_at", "gathers_until", "_kv_told", "_rest_blocks"),
     )
 
     def __init__(self, replica_id: str, cell_id: str, tpot_s: float) -> None:
@@ -69,6 +69,8 @@ class ReplicaBook:
         self.engine_model = EngineModel(self.speed, self.speed.budget, self._tpot_s)
         self._book_owed = 0  # prompt tokens of dispatches without a first token
         self._unlisted: set[int] = set()
+        # blocks in use in the engine's last report if the engine was idle, or None
+        self._rest_blocks: int | None = None
 
     # --- attachment -------------------------------------------------------------------------
 
@@ -94,6 +96,7 @@ class ReplicaBook:
         self.epoch = epoch
         self.frame_at = now
         self.is_broken = False
+        self._rest_blocks = None
         self._unlisted = set(self.dispatches) - listed
 
     def take_unlisted(self) -> list[Dispatch]:
@@ -207,6 +210,18 @@ class ReplicaBook:
         return self.speed.prompt_work_s(dispatch.prefill_owed, done)
 
     # --- reports of the engine ----------------------------------------------------------------
+
+    def is_at_rest(self, frame: engine.StepFrame) -> bool:
+        """Return whether the engine was and is idle, so that only steps of probes are news."""
+        state = frame.state
+        before, self._rest_blocks = self._rest_blocks, None
+        if self.dispatches or state.running or state.waiting or self._unlisted:
+            return False
+        has_news = frame.admitted or frame.finished or frame.sequence or frame.HasField("kv_events")
+        if has_news or state.adapters_changed:
+            return False
+        self._rest_blocks = state.kv_blocks_used
+        return before == state.kv_blocks_used
 
     def progress(self, frame: engine.StepFrame) -> None:
         """Record the duration and the prefill work of a frame's step. Its tokens follow later."""

@@ -278,7 +278,7 @@ def test_a_calm_loop_is_looked_at_less_often() -> None:
     for lag_s, busy_share in ((0.0, 0.1), (0.0, 0.3), (0.0, 0.0), (0.01, 0.1), (0.001, 0.2)):
         lag.note(lag_s, busy_share)
         intervals.append(lag.interval_s)
-    assert intervals == [0.1, 0.02, 0.1, 0.02, 0.1]
+    assert intervals == [0.1, 0.02, 0.25, 0.02, 0.1]
 
 
 async def test_a_blocked_loop_is_measured_and_told_with_its_place() -> None:
