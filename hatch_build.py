@@ -18,7 +18,8 @@ COMPILED = Path("router", "core")
 _MADE = "made"
 _SOURCES = ("router", "sluice", "pyproject.toml")
 # -O1 takes a third of the compiler's time, and the core still needs only 0.41-0.53 of the time of
-# plain Python. mypyc's own variable chooses another level, because a test of decisions needs no speed.
+# plain Python. mypyc's own variable chooses another level, because a test of decisions needs no
+# speed.
 _LEVEL, _USUAL_LEVEL = "MYPYC_OPT_LEVEL", "1"
 _SETUP = """
 import sys
