@@ -68,7 +68,7 @@ class WorkPoll:
             answers = await self._database.run_singly(self._read, deadline_s=_DEADLINE_S)
         except (DatabaseDownError, DBAPIError) as error:
             if self._idle:
-                log.warning("work_not_read", error=str(getattr(error, "reason", error)))
+                log.warning("query_of_work_failed", error=str(getattr(error, "reason", error)))
             self._idle = frozenset()
         else:
             self._idle = frozenset(name for name, has_work in answers.items() if not has_work)
