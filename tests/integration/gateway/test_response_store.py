@@ -26,8 +26,11 @@ ROUTES = [
     ("GET", "{id}", None),
     ("DELETE", "{id}", None),
     ("GET", "{id}/input_items", None),
+    ("GET", "{id}?stream=true", None),
+    ("POST", "{id}/cancel", None),
     ("POST", "", {"previous_response_id": "{id}"}),
     ("POST", "input_tokens", {"previous_response_id": "{id}"}),
+    ("POST", "compact", {"previous_response_id": "{id}"}),
 ]
 
 
@@ -267,6 +270,42 @@ async def test_a_young_response_is_not_reported_as_missing_without_valkey(
         monkeypatch.setattr("gateway.responses.store._ONLY_HOT_MS", 0)
         with pytest.raises(openai.NotFoundError):
             await sdk.responses.retrieve(answer.id)
+
+
+async def test_a_response_that_is_too_large_is_not_stored_and_says_so(
+    stateful: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stateful() as w, w.sdk() as sdk:
+        monkeypatch.setattr("gateway.responses.store.RECORD_BYTES_MAX", 4096)
+        large = await created(sdk, metadata={str(it): "a" * 512 for it in range(9)})
+        assert (large.status, large.store) == ("completed", False)
+        with pytest.raises(openai.NotFoundError):
+            await sdk.responses.retrieve(large.id)
+        assert (await created(sdk)).store
+
+
+async def test_a_chain_beyond_the_largest_number_of_turns_is_refused(
+    stateful: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.responses.context.TURNS_MAX", 2)
+    async with stateful() as w, w.sdk() as sdk:
+        first = await created(sdk)
+        second = await created(sdk, previous_response_id=first.id)
+        with pytest.raises(openai.BadRequestError) as caught:
+            await created(sdk, previous_response_id=second.id)
+        assert caught.value.param == "previous_response_id"
+
+
+async def test_the_phase_of_a_message_is_stored_and_shown(stateful: Any) -> None:
+    async with stateful() as w, w.sdk() as sdk, w.http() as http:
+        said: Any = {"role": "assistant", "content": "I look.", "phase": "commentary"}
+        items: Any = [{"role": "user", "content": "hello"}, said, {"role": "user", "content": "?"}]
+        answer = await created(sdk, input=items)
+        shown = (await http.get(f"{PATH}/{answer.id}/input_items", params={"order": "asc"})).json()
+        assert [it.get("phase") for it in shown["data"]] == [None, "commentary", None]
+        with pytest.raises(openai.BadRequestError) as caught:
+            await created(sdk, input=[said | {"phase": "other"}])
+        assert caught.value.param == "input[0].phase"
 
 
 async def test_pages_of_input_items(stateful: Any) -> None:
