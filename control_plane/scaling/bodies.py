@@ -19,9 +19,9 @@ class ScalingBody(AdminBody):
 
     If `is_on` is false, the number of replicas is only planned and shown. `minute_worth` is the
     cost that is worth one avoided violated minute. Its unit is a minute of `replicas_max` replicas.
-    A replica is kept for `hold_s` after demand last needed it. With `replicas_min` 0, the pool is
-    scaled to zero after `idle_s` without a request. `price` is money per replica and hour, for the
-    budget.
+    A replica is kept for the longest boot, at most `hold_s`, after demand last needed it. With
+    `replicas_min` 0, the pool is scaled to zero after `idle_s` without a request. `price` is money
+    per replica and hour, for the budget.
 
     Sleeping replicas serve within seconds. `sleepers_share` is their number per replica of the
     busiest quarter-hour of the day, and `sleepers_min` is their least number. The default share is

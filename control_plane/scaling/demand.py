@@ -14,6 +14,7 @@ from typing import Any
 BUCKET_S = 15.0
 _NOW = 2  # number of latest buckets (30 s) whose mean is the present demand
 _BASE = 40  # Number of latest buckets (10 minutes). Their median is the base, which has no noise.
+_LEVEL = 8  # number of latest buckets (two minutes) after which a lasting change is the new level
 _NOISE_SAMPLES = 240  # number of latest buckets (one hour) from which the noise is estimated
 _NOISE_LEAST = 0.03
 # Largest squared logarithm of one sample. A first bucket with almost no demand has a huge ratio.
@@ -104,11 +105,12 @@ class DemandHistory:
             self._quarter.clear()
         if base > 0 and len(self._usual) >= _BASE // 4:
             self._follow_surge(base)
-            # A fall of demand is no noise, as a surge is no noise. Until the base has followed the
-            # fall, noise samples of the vanished demand would add replicas.
-            if not self._before and demand > 0 and self.now > base / self._limit():
+            # In a surge each further rise is noise, so that a load in steps has much noise. A fall
+            # is none, because samples of the vanished demand would add replicas.
+            level = median(list(self.buckets)[-_LEVEL - 1 : -1]) if self._before else base
+            if demand > 0 and level > 0 and self.now > level / self._limit():
                 # The difference of two logarithms, because the ratio may be too small for a float.
-                self._noise.append(min(_NOISE_SAMPLE_MAX, (log(demand) - log(base)) ** 2))
+                self._noise.append(min(_NOISE_SAMPLE_MAX, (log(demand) - log(level)) ** 2))
         if not self._before:
             self._usual.append(demand)
 
@@ -170,19 +172,21 @@ class DemandHistory:
 
     def forecast(self, horizon_s: float) -> WorkForecast:
         """Return the demand to expect within `horizon_s` seconds."""
-        base, now = self.base, self.now
+        # The base follows a fall of demand late, and no demand above the recent one is expected.
+        base, now = min(self.base, max(list(self.buckets)[-_LEVEL:], default=0.0)), self.now
         expected = base * self._growth(horizon_s)
         if self._before:
             expected = max(expected, self._projected())
-        weight = self._surges + _PRIOR_SURGES
+        weight, noise = self._surges + _PRIOR_SURGES, self.noise
         return WorkForecast(
             now=now,
             base=base,
             expected=expected,
-            noise=self.noise,
+            noise=noise,
             is_surge=self._before > 0,
             surges_per_hour=weight / (self._hours + _PRIOR_HOURS),
-            peaks=(*_PRIOR_PEAKS, *self._peaks),
+            # A measured peak contains noise already, an assumed peak does not.
+            peaks=(*(peak * (1 + noise) for peak in _PRIOR_PEAKS), *self._peaks),
         )
 
     def _follow_surge(self, base: float) -> None:
@@ -196,7 +200,8 @@ class DemandHistory:
                 self._end_surge()
         if self._before and self._lasting() > 2 * _BASE:
             # Demand that stays high after a surge is the new base.
-            self._usual.extend(list(self.buckets)[-_BASE:])
+            self._usual.clear()
+            self._usual.extend(list(self.buckets)[-_LEVEL:])
             self._end_surge()
 
     def _limit(self) -> float:

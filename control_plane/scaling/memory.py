@@ -31,6 +31,7 @@ class Memory:
         seen: Reported sums that the history includes, or None before the first round.
         asks: Replicas that demand needed in earlier rounds, in the form of `PoolState.asks`.
         boots_s: Measured boot times of the pool's last replicas, in seconds.
+        boots: Boots that may be under way, in the form of `PoolState.boots`.
         known_since: Time since which rounds have followed each other without a gap.
         demand_at: Time of the last round with demand.
         looked_at: Time of the last round, or 0 before the first round.
@@ -45,6 +46,7 @@ class Memory:
     seen: Seen | None = None
     asks: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     boots_s: list[float] = field(default_factory=list[float])
+    boots: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     known_since: float = 0.0
     demand_at: float = 0.0
     looked_at: float = 0.0
@@ -76,11 +78,12 @@ class Memory:
             if name in kept:
                 setattr(found, name, kept[name])
         found.asks = [(at, ask) for at, ask in found.asks]
+        found.boots = [(at, count) for at, count in found.boots]
         return found
 
 
 _PLAIN = (
-    *("asks", "boots_s", "known_since", "demand_at", "looked_at"),
+    *("asks", "boots_s", "boots", "known_since", "demand_at", "looked_at"),
     *("observes_until", "missing_since", "came_s"),
 )
 
@@ -151,6 +154,7 @@ def look(
         memory.known_since = now
         memory.observes_until = now + (_OBSERVE_LOOKS - 0.5) * interval_s
         memory.asks.clear()
+        memory.boots.clear()
     if not memory.looked_at:
         memory.demand_at, since_s = now, interval_s
     came, memory.seen = news(sight.reports, memory.seen)
@@ -173,6 +177,7 @@ def look(
         memory.boots_s,
         memory.known_since,
         memory.demand_at,
+        boots=memory.boots,
     )
     for boot_s in sight.booted_s:
         state.booted(boot_s)

@@ -1,5 +1,6 @@
 """The data of scaling, which are a pool's settings, its observed facts, and the plan for it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -8,6 +9,7 @@ from control_plane.scaling.demand import DemandHistory
 # Assumed boot times in seconds, until a pool has measured its own. Published times are 85 to 300.
 BOOT_PRIOR_S = (180.0, 300.0)
 _BOOTS_KEPT = 32
+_BOOTS_ENOUGH = 8  # number of measured boots from which on the assumed ones are not used
 SLEEPING_ENGINES = frozenset({"openvino", "sim"})  # engines that can release their KV memory
 
 
@@ -59,7 +61,8 @@ class ScalingSettings:
         accelerators: Accelerators of one replica.
         price: Money per replica and hour.
         pin: Number of replicas that an operator set by hand, or None if no operator has set one.
-        hold_s: Seconds for which a replica is kept after demand last needed it.
+        hold_s: Most seconds for which a replica is kept after demand last needed it. A pool whose
+            boots are shorter keeps it for the longest boot, and at least for a minute.
         pin_until: End of the pin on the clock of `plan`. The end is infinite if only an operator
             removes the pin.
         is_paused: Whether the number of replicas is left unchanged.
@@ -148,6 +151,8 @@ class PoolState:
         history: The pool's recorded demand.
         asks: Pairs (time, replicas that demand needed) of earlier plans, the oldest first.
         boots_s: Measured boot times of the pool's last replicas, in seconds.
+        boots: Pairs (time of the request, replicas) of boots that may be under way, the oldest
+            first.
         known_since: Start of the history, on the clock of `plan`.
         demand_at: Time of the last round with demand or backlog.
         others: Other pools that serve a model of this pool, the cheapest first. Each id is paired
@@ -162,15 +167,22 @@ class PoolState:
     known_since: float = 0.0
     demand_at: float = 0.0
     others: tuple[tuple[str, float], ...] = ()
+    boots: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
 
     def booted(self, seconds: float) -> None:
         """Record the boot time of one replica."""
         self.boots_s.append(seconds)
         del self.boots_s[:-_BOOTS_KEPT]
 
+    def known_boots_s(self) -> Sequence[float]:
+        """Return the measured boot times, with the assumed ones while few are measured."""
+        if len(self.boots_s) >= _BOOTS_ENOUGH:
+            return self.boots_s
+        return (*BOOT_PRIOR_S, *self.boots_s)
+
     def boot_s(self, share: float) -> float:
         """Return the boot time in seconds that the given share of replicas does not exceed."""
-        known = sorted((*BOOT_PRIOR_S, *self.boots_s) if len(self.boots_s) < 8 else self.boots_s)
+        known = sorted(self.known_boots_s())
         return known[min(len(known) - 1, int(share * len(known)))]
 
 

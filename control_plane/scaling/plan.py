@@ -15,6 +15,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import ceil
 
+from control_plane.scaling.backlog import owed_work_s, under_way
 from control_plane.scaling.demand import WorkForecast
 from control_plane.scaling.model import (
     Cause,
@@ -31,13 +32,15 @@ _NOISE_SIGMAS = 2.0  # standard deviations of a bucket's demand that are served 
 # Standard deviations of a surge's demand that are served without a queue. They are fewer, because
 # the projection of a surge is already high.
 _SURGE_SIGMAS = 1.3
-_PEAK_SIGMAS = 1.0  # standard deviations of the demand at a surge's peak
 # minutes that a surge violates without spare capacity, until a boot has ended and the backlog is
 # gone
 _SURGE_MINUTES = 5.0
 _BACKLOG_S = 0.5  # work-seconds per ready replica that do not count as a queue yet
-_DRAIN_S = 20.0  # seconds in which new replicas should clear a backlog
+# Seconds in which new replicas should clear a backlog. They are as long as the window in which
+# demand is measured, because more replicas for a shorter time would cost more than the time.
+_DRAIN_S = 30.0
 _DEFERRED_PART = 0.5  # share of the permitted wait within which deferred work should be finished
+_HOLD_LEAST_S = 60.0  # seconds for which a replica is kept, however short its boot is
 _DAY_SLOTS = 96  # Quarter-hours of one day. The busiest decides the number of sleeping replicas.
 _UNPLACED_S = 600.0  # seconds after which replicas without a node stop using budget
 
@@ -77,14 +80,30 @@ def remember(state: PoolState, decided: PoolPlan, now: float) -> None:
     state.asks.append((now, decided.ask))
     while state.asks and state.asks[0][0] <= now - state.settings.hold_s:
         del state.asks[0]
+    _record_boots(state, decided.wanted - state.facts.have, now)
     if state.history.now > 0 or state.facts.backlog_work_s > 0:
         state.demand_at = now
+
+
+def _record_boots(state: PoolState, more: int, now: float) -> None:
+    """Record the boots that a plan requests, or remove the ones that it cancels, the newest first.
+
+    Sleeping replicas that wake are counted as boots for one round.
+    """
+    state.boots[:] = under_way(state, now)
+    if more > 0:
+        state.boots.append((now, more))
+    while more < 0 and state.boots:
+        at, count = state.boots.pop()
+        if count + more > 0:
+            state.boots.append((at, count + more))
+        more += count
 
 
 def _plan_pool(state: PoolState, now: float) -> PoolPlan:
     settings, facts = state.settings, state.facts
     have = facts.have
-    reasons, ask = _demand_reasons(state)
+    reasons, ask = _demand_reasons(state, now)
     warnings = _warnings(state)
     if settings.pin is not None and now < settings.pin_until:
         text = f"an operator set {settings.pin}"
@@ -104,7 +123,7 @@ def _plan_pool(state: PoolState, now: float) -> PoolPlan:
     return PoolPlan(wanted, ask, tuple(reasons), warnings)
 
 
-def _demand_reasons(state: PoolState) -> tuple[list[ScalingReason], float]:
+def _demand_reasons(state: PoolState, now: float) -> tuple[list[ScalingReason], float]:
     """Return the reasons of demand, spare replicas and backlog, and the demand to remember."""
     facts = state.facts
     forecast = state.history.forecast(state.boot_s(1.0) + state.history.bucket_s)
@@ -128,10 +147,10 @@ def _demand_reasons(state: PoolState) -> tuple[list[ScalingReason], float]:
         reasons.append(ScalingReason(Cause.SPARE, ceil(spare), text))
         ask = spare
     if facts.backlog_work_s > facts.ready * _BACKLOG_S:
-        urgent_now = forecast.now * (1 - facts.deferrable_share)
-        deficit = max(0.0, urgent_now - facts.ready)
-        owed = facts.backlog_work_s + deficit * _wait_s(state)
-        drain = urgent_now + owed / _DRAIN_S
+        # A surge that still rises adds to the queue what is expected of it, not what it is now.
+        coming = max(forecast.now, forecast.expected) * (1 - facts.deferrable_share)
+        owed = owed_work_s(state, coming, _wait_s(state), now)
+        drain = coming + owed / _DRAIN_S
         text = f"a backlog of {owed:.0f} work-seconds when replicas come"
         reasons.append(ScalingReason(Cause.BACKLOG, ceil(drain), text))
     return reasons, ask
@@ -164,10 +183,7 @@ def _spare(forecast: WorkForecast, need: float, state: PoolState) -> float:
     base = forecast.base * (1 - facts.deferrable_share)
     worth = settings.minute_worth / 60 * settings.replicas_max
     saved = worth * forecast.surges_per_hour * _SURGE_MINUTES
-    tops = [
-        base * peak * (1 + _PEAK_SIGMAS * forecast.noise) / _UTILISATION - facts.asleep
-        for peak in forecast.peaks
-    ]
+    tops = [base * peak / _UTILISATION - facts.asleep for peak in forecast.peaks]
 
     def cost(capacity: float) -> float:
         missed = sum(top > capacity + 1e-9 for top in tops)
@@ -178,7 +194,7 @@ def _spare(forecast: WorkForecast, need: float, state: PoolState) -> float:
 
 def _held(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason]) -> int:
     """Return the number of replicas to keep although the present demand needs fewer."""
-    facts, hold_s = state.facts, state.settings.hold_s
+    facts, hold_s = state.facts, _hold_s(state)
     have = facts.have
     if now - state.known_since < hold_s:
         reasons.append(ScalingReason(Cause.LEARNING, have, "demand is not known for long enough"))
@@ -191,6 +207,14 @@ def _held(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason
         reasons.append(ScalingReason(Cause.HOLD, kept, f"asked for in the last {hold_s:.0f} s"))
         return kept
     return wanted
+
+
+def _hold_s(state: PoolState) -> float:
+    """Return the seconds for which a replica is kept after demand last needed it.
+
+    A replica that is needed again costs one boot. So a replica is kept for no longer than one boot.
+    """
+    return min(state.settings.hold_s, max(_HOLD_LEAST_S, state.boot_s(1.0)))
 
 
 def _bounded(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason]) -> int:

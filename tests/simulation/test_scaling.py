@@ -2,8 +2,10 @@
 
 import json
 import random
+from dataclasses import replace
 from math import cos, pi
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -61,18 +63,63 @@ def test_sleepers_and_tiers_shorten_the_violation_of_the_upper_tiers() -> None:
     assert after.batch_late_share <= 0.05
 
 
-def test_on_the_staircase_of_llm_d_fewer_requests_are_late_than_by_its_own_rule() -> None:
-    """docs/scaling.md has what is reached, what is published, and the goal that is not met."""
+def test_on_the_staircase_of_llm_d_the_goal_is_met_with_fewer_replicas_than_by_others() -> None:
+    """The goal is 97.5 % at 5.6 replicas. docs/scaling.md has the figures of all rules."""
     assert 10 / ramp.requests_s() < ramp.TERMS.replicas_max, "the last step can be served"
     assert ramp.token_s() < 0.1, "a full replica meets the objective per token"
-    curve = ramp.curve()
-    outcomes = {
-        name: play(curve, rule_of(name, ramp.TERMS, curve), ramp.TERMS)
-        for name in ("sluice", "slo")
-    }
-    late = {name: outcome.violated_work_share for name, outcome in outcomes.items()}
-    assert late["sluice"] < 0.07 < late["slo"]
-    assert 3.0 < ramp.replicas_mean(outcomes["sluice"]) < 6.1
+    for seed in range(3):
+        curve = ramp.curve(seed)
+        outcomes = {
+            name: play(curve, rule_of(name, ramp.TERMS, curve), ramp.TERMS, seed)
+            for name in ("sluice", "slo", "hpa")
+        }
+        late = {name: outcome.violated_work_share for name, outcome in outcomes.items()}
+        means = {name: ramp.replicas_mean(outcome) for name, outcome in outcomes.items()}
+        assert late["sluice"] < 0.025 < late["slo"]
+        assert 3.0 < means["sluice"] <= 5.6 < means["hpa"]
+
+
+@pytest.mark.parametrize("step_s", [240, 480, 720])
+@pytest.mark.parametrize("boot_s", [60.0, 100.0])
+def test_staircases_with_other_steps_and_boots_are_served(step_s: int, boot_s: float) -> None:
+    terms = replace(ramp.TERMS, boot_s=(boot_s, boot_s))
+    late: list[float] = []
+    for seed in range(4):
+        drawn = random.Random(seed)
+        curve = [
+            rate / ramp.requests_s() * drawn.lognormvariate(0, 0.05)
+            for rate, _ in ramp.STAGES
+            for _ in range(step_s)
+        ]
+        ours, hpa = (play(curve, rule_of(name, terms, curve), terms) for name in ("sluice", "hpa"))
+        late.append(ours.violated_work_share)
+        assert ours.gpu_hours < hpa.gpu_hours
+    assert fmean(late) <= 0.025
+
+
+def test_on_the_staircase_one_sleeper_leaves_no_request_in_a_hundred_late() -> None:
+    terms, curve = replace(ramp.TERMS, sleepers_min=1), ramp.curve()
+    outcome = play(curve, rule_of("sluice", terms, curve), terms)
+    assert outcome.violated_work_share <= 0.01
+
+
+def test_a_queue_that_waits_for_boots_does_not_request_more_of_them_each_round() -> None:
+    """Replicas that a later round requests would come when the queue is gone."""
+    terms = Terms()
+    curve = [20.0] * 3600 + [40.0] * 600 + [20.0] * 600
+    outcome = play(curve, rule_of("sluice", terms, curve), terms)
+    assert outcome.provisioned[60] > 100, "the first round requests what clears the queue"
+    assert max(outcome.provisioned[61:]) <= outcome.provisioned[60]
+    assert outcome.violation_minutes <= 5
+
+
+def test_replicas_leave_within_one_boot_and_two_minutes_of_the_demand() -> None:
+    terms = replace(ramp.TERMS, replicas_min=1)
+    curve = [6.0] * 3600 + [2.0] * 600
+    outcome = play(curve, rule_of("sluice", terms, curve), terms)
+    assert outcome.ready[59] >= 7
+    assert outcome.ready[61] >= 7, "a short drop changes nothing"
+    assert outcome.ready[64] <= 3
 
 
 def test_the_command_writes_a_list_and_refuses_unreadable_input(

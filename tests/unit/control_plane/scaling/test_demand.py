@@ -40,6 +40,34 @@ def test_a_surge_is_seen_in_half_a_minute_and_remembered_with_its_peak() -> None
     assert forecast.peaks[-1] == pytest.approx(2.2)
 
 
+def test_a_load_in_steps_is_noisier_than_one_surge() -> None:
+    """A surge within the hour is spare's concern, and repeated steps make any forecast unsure."""
+    one = _after(*[10.0] * 220, *[20.0] * 20)
+    steps = _after(*[10.0] * 172, *[20.0] * 24, *[30.0] * 24, *[40.0] * 24)
+    calm = _after(*[10.0] * 240)
+    assert one.forecast(0.0).is_surge
+    assert one.noise < calm.noise + 0.01
+    assert steps.noise > 2 * calm.noise
+    for _ in range(260):
+        steps.add(40.0)
+    assert steps.noise == pytest.approx(calm.noise, rel=0.1)
+
+
+def test_a_fall_that_lasts_for_two_minutes_is_expected_to_last() -> None:
+    history = _after(*[10.0] * 100, *[4.0] * 7)
+    assert history.forecast(300.0).expected == 10.0
+    history.add(4.0)
+    assert history.forecast(300.0).expected == 4.0
+    assert history.base == 10.0, "a return of the demand is no surge"
+
+
+def test_noise_is_added_to_assumed_peaks_only() -> None:
+    history = _after(*[10.0] * 100, *[22.0] * 20, *[10.0] * 20)
+    forecast = history.forecast(300.0)
+    assert forecast.peaks[-1] == pytest.approx(2.2)
+    assert forecast.peaks[0] == pytest.approx(1.5 * (1 + forecast.noise))
+
+
 def test_demand_that_stays_becomes_the_base() -> None:
     history = _after(*[10.0] * 100, *[20.0] * 160)
     forecast = history.forecast(300.0)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.scaling.demand import BUCKET_S
+from control_plane.scaling.backlog import owed_work_s, under_way
+from control_plane.scaling.demand import BUCKET_S, DemandHistory
 from control_plane.scaling.model import (
     Cause,
     FleetBudget,
@@ -64,7 +65,7 @@ def test_a_queue_asks_for_replicas_even_where_first_tokens_look_fine() -> None:
     state = _state(_settings(), 4.0)
     state.facts = PoolFacts(5, 0, backlog_work_s=600.0)
     decided = _plan(state, 1000.0)
-    assert decided.wanted >= 4 + 600 / 20
+    assert decided.wanted >= 4 + 600 / 30
     assert Cause.BACKLOG in {reason.cause for reason in decided.reasons}
 
 
@@ -122,6 +123,73 @@ def test_down_goes_a_pool_only_when_nothing_has_asked_for_the_replica_for_the_ho
             first_down = BUCKET_S * at
     assert first_down is not None
     assert first_down >= HOLD_S
+
+
+def test_a_replica_is_held_no_longer_than_it_boots() -> None:
+    """A replica that is needed again costs one boot, so a long hold of quick boots is idle time."""
+    state = _state(_settings(), 10.0)
+    state.boots_s.extend([100.0] * 8)
+    high = _plan(state, 1000.0).wanted
+    state.facts = PoolFacts(high, 0, 0.0)
+    for _ in range(40):
+        state.history.add(4.0)
+    assert _plan(state, 1000.0 + 99.0).wanted == high
+    assert _plan(state, 1000.0 + 101.0).wanted < high
+    assert HOLD_S > 101.0
+
+
+def test_boots_under_way_are_not_requested_again() -> None:
+    """A queue grows until the first boot ends, but the replicas for it were requested before."""
+    state = _state(_settings(), 10.0)
+    state.facts = PoolFacts(12, 0, 100.0)
+    for demand in (14.0, 18.0, 20.0, 20.0, 20.0, 20.0, 20.0, 20.0):
+        state.history.add(demand)
+    first = _plan(state, 1000.0).wanted
+    state.facts = PoolFacts(12, first - 12, 100.0 + 8.0 * 150)
+    assert _plan(state, 1150.0).wanted <= first
+    state.boots.clear()  # as if the boots had only just begun
+    assert _plan(state, 1150.0).wanted > first + 8.0 * 100 / 30
+
+
+def test_boots_that_are_late_are_not_relied_on() -> None:
+    state = _state(_settings(), 10.0)
+    state.facts = PoolFacts(5, 20, 100.0)
+    state.boots.append((1000.0, 20))
+    soon, late = (owed_work_s(state, 10.0, 200.0, at) for at in (1170.0, 1301.0))
+    assert soon < 300.0
+    assert late == 100.0 + 5.0 * 200.0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1000), st.integers(1, 20)), max_size=6),
+    st.integers(0, 40),
+    st.integers(0, 40),
+    st.floats(0, 100),
+    st.floats(0, 1e4),
+)
+def test_work_that_will_wait_is_between_the_queue_and_a_wait_without_boots(
+    boots: list[tuple[float, int]], booting: int, ready: int, demand: float, backlog: float
+) -> None:
+    state = _state(_settings(), 1.0, minutes=1)
+    state.facts = PoolFacts(ready, booting, backlog)
+    state.boots.extend(sorted(boots))
+    owed = owed_work_s(state, demand, 200.0, 1000.0)
+    assert sum(count for _, count in under_way(state, 1000.0)) == booting
+    assert backlog <= owed <= (backlog + max(0.0, demand - ready) * 200.0) * (1 + 1e-9)
+
+
+def test_requested_boots_are_recorded_and_cancelled_ones_are_forgotten() -> None:
+    state = _state(_settings(), 10.0)
+    state.facts = PoolFacts(4, 0, 0.0)
+    more = _plan(state, 1000.0).wanted - 4
+    assert state.boots == [(1000.0, more)]
+    state.facts = PoolFacts(6, more - 2, 0.0)
+    _plan(state, 1200.0)
+    assert state.boots == [(1000.0, more - 2)]
+    state.history = DemandHistory()
+    state.asks.clear()
+    _plan(state, 1215.0)
+    assert state.boots == []
 
 
 def test_a_number_that_has_been_unknown_for_long_is_not_reduced() -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from control_plane.scaling.demand import DemandHistory
 from control_plane.scaling.model import PoolFacts, PoolState, ScalingSettings
 from control_plane.scaling.replay import kept_curve, replay, trace_curve
@@ -32,7 +34,7 @@ def test_too_few_replicas_cost_minutes_and_enough_cost_money() -> None:
     assert few.violation_minutes > 100 > enough.violation_minutes
     assert few.replicas_most == 4 < enough.replicas_most <= 20
     assert few.replica_hours < enough.replica_hours
-    assert enough.accelerator_hours == round(2 * enough.replica_hours, 2)
+    assert enough.accelerator_hours == pytest.approx(2 * enough.replica_hours, abs=0.02)
     assert abs(enough.price - 3 * enough.replica_hours) < 0.1
 
 
