@@ -38,7 +38,31 @@ Most = Annotated[int | None, typer.Option("--max", min=0, help="Replicas at most
 Worth = Annotated[
     float | None,
     typer.Option(
-        min=0, help="Replica-minutes at the maximum that one avoided violated minute may cost."
+        min=0,
+        help="Replica-minutes at the maximum that one avoided violated minute may cost; 3 by"
+        " default.",
+    ),
+]
+Idle = Annotated[
+    str | None,
+    typer.Option(
+        help="Time without requests, as 15m (the default), after which the pool goes to 0, if --min"
+        " is 0."
+    ),
+]
+Hold = Annotated[
+    str | None,
+    typer.Option(
+        help="Time, as 5m (the default), that a replica stays after demand last needed it."
+    ),
+]
+Sleepers = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Sleeping replicas per replica of the day's busiest quarter-hour; 0.05 by default if"
+        " the engine can sleep.",
     ),
 ]
 
@@ -56,17 +80,10 @@ def set_bounds(
     least: Least = None,
     most: Most = None,
     minute_worth: Worth = None,
-    idle: Annotated[
-        str | None, typer.Option(help="Idle time after which the pool goes to 0, if --min is 0.")
-    ] = None,
-    hold: Annotated[
-        str | None, typer.Option(help="Time that a replica stays after demand for it.")
-    ] = None,
+    idle: Idle = None,
+    hold: Hold = None,
     price: Annotated[float | None, typer.Option(min=0, help="Price of a replica per hour.")] = None,
-    sleepers: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Sleeping replicas per replica of the busiest time."),
-    ] = None,
+    sleepers: Sleepers = None,
     sleepers_min: Annotated[
         int | None, typer.Option(min=0, help="Sleeping replicas at least.")
     ] = None,
@@ -262,7 +279,10 @@ def told(found: Json) -> list[str]:
     """Return the reason of a pool's size in words."""
     if not found.get("decided_at", "") and "wanted" not in found:
         return ["The pool has bounds and no plan yet: check that a control plane runs."]
-    lines = [f"{found['wanted']} replicas ({found['ready']} ready, {found['booting']} booting):"]
+    now = f"{found['ready']} ready, {found['booting']} booting"
+    if found["asleep"] or found["sleepers"]:
+        now += f", {found['asleep']} of {found['sleepers']} asleep"
+    lines = [f"{found['wanted']} replicas ({now}):"]
     lines += [f"  {reason['replicas']:>4}  {reason['text']}" for reason in found["reasons"]]
     lines += [f"Warning: {text}" for text in found["warnings"]]
     speed = found["speed"]

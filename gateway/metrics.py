@@ -236,7 +236,8 @@ class GatewayMetrics:
         )
         self.gate_refusals = Counter(
             "gateway_gate_refusals_total",
-            "Requests of lower tiers refused before any work, because routers have no room",
+            "Requests refused before any work, because routers have no room for their tier, or"
+            " embedding replicas have no place",
             registry=self.registry,
         )
 

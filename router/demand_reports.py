@@ -3,12 +3,16 @@
 A report contains totals, so a lost or repeated report does no harm. While the control plane is
 unreachable, no reports are queued, because the next report includes everything. While nothing
 changes, only every third report is sent, which keeps the control plane's record recent.
+
+Work that waits for a sleeping replica is reported soon, since the report wakes the replica. If all
+replicas of a cell sleep, or if it has none, the first request is reported at once.
 """
 
 import asyncio
 import math
 import random
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
 
 import grpc.aio
 import structlog
@@ -27,6 +31,7 @@ _INTERVAL_MIN_S, _INTERVAL_MAX_S = 0.2, 60.0
 _RETRY_S = 5.0
 _TIMEOUT_S = 2.0
 _REPEAT_EVERY = 3  # number of intervals after which an unchanged report is sent again
+_GAP_S = 0.2  # least seconds between two reports, which bounds those on waiting work
 _CELLS_MAX = 10_000  # most cells per report
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -54,12 +59,16 @@ class DemandReports:
             self._address, CertificateRole.CONTROL_PLANE, options=_CHANNEL_OPTIONS
         )
         pause_s = _FIRST_S
+
+        async def report() -> float:
+            nonlocal pause_s
+            request = packed(self._router_id, self._hub.work_reports()[:_CELLS_MAX])
+            if self._pace.is_due(request):
+                pause_s = await self._report(await link.current(), request)
+            return pause_s
+
         async with aclosing(link):
-            while True:
-                await asyncio.sleep(pause_s * random.uniform(0.9, 1.0))  # noqa: S311 - spreads
-                request = packed(self._router_id, self._hub.work_reports()[:_CELLS_MAX])
-                if self._pace.is_due(request):
-                    pause_s = await self._report(await link.current(), request)
+            await report_for_ever(self._hub.work_waits, report)
 
     async def _report(self, channel: grpc.aio.Channel, request: wire.ReportDemandRequest) -> float:
         """Send one report, and return the seconds until the next report is due."""
@@ -100,6 +109,26 @@ class ReportPace:
     def failed(self) -> None:
         """Record that the last report was lost, so that the next one is sent."""
         self._sent = None
+
+
+async def report_for_ever(
+    work_waits: asyncio.Event, report: Callable[[], Awaitable[float]]
+) -> None:
+    """Report at intervals, and earlier while work waits for sleeping replicas, until cancelled.
+
+    Args:
+        work_waits: Set when work waits for a sleeping or a first replica.
+        report: Sends a report, and returns the seconds until the next report is due.
+    """
+    pause_s = _FIRST_S
+    while True:
+        pause_s *= random.uniform(0.9, 1.0)  # noqa: S311 - spreads
+        await asyncio.sleep(min(pause_s, _GAP_S))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, pause_s - _GAP_S)):
+                await work_waits.wait()
+        work_waits.clear()
+        pause_s = await report()
 
 
 def packed(router_id: str, reports: list[WorkReport]) -> wire.ReportDemandRequest:

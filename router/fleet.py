@@ -80,6 +80,8 @@ class ReplicaAttachments:
             for entry in live
         ]
         self._hub.plan(cells, plans, _with_siblings(state))
+        asleep = {it.cell_id for it in live if it.state == control.REPLICA_STATE_SLEEPING}
+        self._hub.note_wakeable(asleep | (owned - {entry.cell_id for entry in live}))
         wanted = {
             entry.id: Target(entry.grpc_address, entry.triton_model, _base(state, entry.pool_id))
             for entry in live

@@ -45,6 +45,7 @@ class Hub:
     """The router core with all its connections.
 
     Attributes:
+        work_waits: Set when work waits in a cell with a sleeping replica or without replicas.
         is_ending: Whether the gateways' streams end because this router is shutting down.
     """
 
@@ -69,6 +70,8 @@ class Hub:
         self._measured_at = 0.0
         self._frames = 0
         self._idle = asyncio.Event()
+        self._wakeable: frozenset[str] = frozenset()
+        self.work_waits = asyncio.Event()
         self.is_ending = False
 
     def next_epoch(self) -> int:
@@ -108,6 +111,8 @@ class Hub:
         now = self._loop.time()
         for submit in message.submits:
             self.core.submit(link.key, convert.request(submit), now)
+            if submit.cell_id in self._wakeable:
+                self._note_work(submit.cell_id)
         if message.submits:
             if not link.accounts.submitted(message.submits):
                 self._counts.mix(time.time_ns() // 1_000_000)
@@ -165,6 +170,21 @@ class Hub:
     def work_reports(self) -> list[WorkReport]:
         """Return the next demand reports of all owned cells."""
         return [cell.work_report() for cell in self.core.cells.values() if cell.is_owned]
+
+    def note_wakeable(self, cells: Collection[str]) -> None:
+        """Set the owned cells that have a sleeping replica, or no replica at all."""
+        self._wakeable = frozenset(cells)
+        for cell_id in self._wakeable:
+            self._note_work(cell_id)
+
+    def _note_work(self, cell_id: str) -> None:
+        """Set `work_waits` if requests wait for a replica that the control plane can wake.
+
+        A single request that has just arrived at ready replicas is about to be dispatched.
+        """
+        cell = self.core.cells.get(cell_id)
+        if cell is not None and cell.queue.requests > (1 if cell.fleet.ready() else 0):
+            self.work_waits.set()
 
     # --- replicas ---------------------------------------------------------------------------
 

@@ -151,6 +151,11 @@ async def hold_lease(connection: AsyncConnection, name: str, holder: str, lease_
     return await connection.scalar(_taken_lease(), values) == holder
 
 
+async def lock_lease(connection: AsyncConnection, name: str) -> None:
+    """Lock the row of a lease until the transaction ends, whoever holds the lease."""
+    await connection.execute(select(leases.c.name).where(leases.c.name == name).with_for_update())
+
+
 @cache  # cached, because building the statement every second costs more than its execution
 def _taken_lease() -> ReturningInsert[Any]:
     """Return the statement that acquires or renews a lease.

@@ -61,6 +61,11 @@ class NodeRoom:
             if self._free is not None and index in self._free:
                 self._free[index] -= needs.accelerator_memory_bytes
 
+    def fits_when_empty(self, needs: Needs) -> bool:
+        """Return whether the node without any replica has room for a replica."""
+        empty = NodeRoom(self.node)
+        return empty.has_memory(needs) and empty.accelerators_for(needs) is not None
+
     def has_memory(self, needs: Needs) -> bool:
         """Return whether enough main memory is free. An unknown memory counts as enough."""
         return self._memory_bytes is None or needs.memory_bytes <= self._memory_bytes
@@ -124,7 +129,10 @@ class Placement:
             and (accelerators := room.accelerators_for(pool.needs)) is not None
         ]
         if not options:
-            return _why_nowhere(pool.needs, open_)
+            text = _why_nowhere(pool.needs, open_)
+            if not any(room.fits_when_empty(pool.needs) for room in open_):
+                text += ", and no empty node is large enough: change the pool's needs or add nodes"
+            return text
         chosen, accelerators = min(options, key=lambda option: self._order(pool, *option))
         return self._given(pool, chosen, accelerators)
 

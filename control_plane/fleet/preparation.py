@@ -407,7 +407,8 @@ async def _serving_nodes(connection: AsyncConnection, pool_id: str) -> list[str]
     query = (
         select(t.node_id)
         .join(cells, cells.c.id == t.cell_id)
-        .where(t.pool_id == pool_id, t.state == int(ReplicaState.READY), ~t.is_draining, is_reached)
+        .where(t.pool_id == pool_id, t.state == int(ReplicaState.READY), is_reached)
+        .where(~t.is_draining, ~t.sleeps)
     )
     return list((await connection.scalars(query)).all())
 

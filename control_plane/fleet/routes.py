@@ -188,7 +188,7 @@ async def _pool_status(connection: AsyncConnection, key: str) -> Values | None:
     counts = await connection.execute(
         select(
             func.count().filter(~t.is_draining, ~is_lost),
-            func.count().filter(~t.is_draining, t.state == int(ReplicaState.READY)),
+            func.count().filter(~t.is_draining, ~t.sleeps, t.state == int(ReplicaState.READY)),
             func.count().filter(t.is_draining),
             func.count().filter(is_lost),
         ).where(t.pool_id == key)

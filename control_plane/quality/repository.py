@@ -301,11 +301,12 @@ async def sizes(connection: AsyncConnection, pools: Iterable[str]) -> dict[str, 
 
 
 async def serving(connection: AsyncConnection, pools: Iterable[str]) -> list[Serving]:
-    """Return the serving replicas of pools, which are ready and not draining."""
+    """Return the serving replicas of pools, which are ready and neither drain nor go to sleep."""
     t = tables.replicas.c
     query = select(t.id, t.pool_id, t.node_id).where(
         t.pool_id == any_(_listed(sorted(set(pools)))),
         ~t.is_draining,
+        ~t.sleeps,
         t.state == int(ReplicaState.READY),
     )
     return [Serving(*row) for row in await connection.execute(query)]

@@ -4,7 +4,7 @@ Times are seconds of PostgreSQL's clock, so differences between the clocks of co
 matter.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +40,8 @@ class Memory:
             missing.
         came: Demand that arrived between the last two rounds, by tier.
         came_s: Seconds between the last two rounds.
+        slept: Planned number of sleeping replicas at the last round.
+        woken_at: Time of the round that first saw the last wake, or 0 if there was none.
     """
 
     history: DemandHistory = field(default_factory=DemandHistory)
@@ -54,6 +56,8 @@ class Memory:
     missing_since: float = 0.0
     came: dict[int, Sums] = field(default_factory=_no_sums)
     came_s: float = 0.0
+    slept: int = 0
+    woken_at: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as JSON, to be read by `from_json`."""
@@ -84,7 +88,7 @@ class Memory:
 
 _PLAIN = (
     *("asks", "boots_s", "boots", "known_since", "demand_at", "looked_at"),
-    *("observes_until", "missing_since", "came_s"),
+    *("observes_until", "missing_since", "came_s", "slept", "woken_at"),
 )
 
 
@@ -111,7 +115,7 @@ class PoolSight:
         unplaced: Number of replicas without a node.
         unplaced_s: Seconds for which there have been replicas without a node.
         objective_s: TTFT objectives in seconds, by priority of the tier.
-        asleep: Number of replicas that sleep as planned.
+        asleep: Number of replicas that sleep as planned, or are about to sleep.
         sleepers: Number of sleeping replicas in the last plan, or None before the first plan.
         deferrable_s: Permitted wait of work of a preemptible tier in seconds, by the tier's
             priority.
@@ -156,19 +160,19 @@ def look(
         memory.asks.clear()
         memory.boots.clear()
     if not memory.looked_at:
-        memory.demand_at, since_s = now, interval_s
+        memory.demand_at = now
+    if not memory.looked_at or since_s <= 0:  # PostgreSQL's clock may have been set back
+        since_s = interval_s
     came, memory.seen = news(sight.reports, memory.seen)
     memory.came, memory.came_s = came, since_s
     fresh = [report for report in sight.reports if report.key in sight.fresh]
-    if speed is not None:
-        work_s = sum(speed.work_s(prompt, output) for _, prompt, output, _ in came.values())
-        if since_s < 2 * interval_s:
-            memory.history.add(work_s / max(since_s, 1e-3))
-        else:
-            memory.history.fill(work_s / since_s, since_s)
-    if any(sums[0] for sums in came.values()) or any(report.queued for report in fresh):
+    is_idle = not any(sums[0] for sums in came.values())
+    if speed is not None or is_idle:  # without requests there is no work, whatever the speed
+        _add_work(memory.history, came.values(), speed, since_s)
+    if not is_idle or any(report.queued for report in fresh):
         memory.demand_at = now
-    facts = _facts(memory, sight, fresh, speed, now)
+    unknown = _unknown(memory, sight, settings, speed, now)
+    facts = replace(_facts(memory, sight, fresh, speed), unknown=unknown)
     state = PoolState(
         settings,
         facts,
@@ -178,7 +182,11 @@ def look(
         memory.known_since,
         memory.demand_at,
         boots=memory.boots,
+        slept=memory.slept,
+        woken_at=memory.woken_at,
     )
+    state.note_sleepers(sight.asleep if sight.sleepers is None else sight.sleepers, now)
+    memory.slept, memory.woken_at = state.slept, state.woken_at
     for boot_s in sight.booted_s:
         state.booted(boot_s)
     if sight.booted_s and memory.missing_since:
@@ -187,12 +195,24 @@ def look(
     return state
 
 
+def _add_work(
+    history: DemandHistory, came: Iterable[Sums], speed: PoolSpeed | None, since_s: float
+) -> None:
+    """Append the work that arrived in the seconds since the last round."""
+    work_s = 0.0
+    if speed is not None:
+        work_s = sum(speed.work_s(prompt, output) for _, prompt, output, _ in came)
+    if since_s < 2 * history.bucket_s:
+        history.add(work_s / max(since_s, 1e-3))
+    else:
+        history.fill(work_s / since_s, since_s)
+
+
 def _facts(
     memory: Memory,
     sight: PoolSight,
     fresh: Sequence[CellWork],
     speed: PoolSpeed | None,
-    now: float,
 ) -> PoolFacts:
     answer_tokens = _answer_tokens(memory)
     waiting: dict[int, float] = {}
@@ -213,7 +233,6 @@ def _facts(
         unplaced=sight.unplaced,
         unplaced_s=sight.unplaced_s,
         planned=sight.planned,
-        unknown=_unknown(memory, sight, speed, now),
         asleep=sight.asleep,
         sleepers=sight.sleepers,
         deferrable_share=_share(memory, later, speed),
@@ -234,14 +253,26 @@ def _share(memory: Memory, tiers: Collection[int], speed: PoolSpeed | None) -> f
 
 
 def _answer_tokens(memory: Memory) -> float:
+    """Return the mean output tokens of recent requests, at least one token."""
     requests = sum(sums[0] for sums in memory.came.values())
-    return sum(sums[2] for sums in memory.came.values()) / requests if requests else 0.0
+    tokens = sum(sums[2] for sums in memory.came.values())
+    return max(1.0, tokens / requests) if requests else 1.0
 
 
-def _unknown(memory: Memory, sight: PoolSight, speed: PoolSpeed | None, now: float) -> str:
+def _unknown(
+    memory: Memory,
+    sight: PoolSight,
+    settings: ScalingSettings,
+    speed: PoolSpeed | None,
+    now: float,
+) -> str:
+    """Return the reason why the demand is unknown, or empty.
+
+    The demand of a pool without requests is known without a measured speed.
+    """
     if sight.unheard:
         return f"the routers of {sight.unheard} cells have not reported of late"
-    if speed is None:
+    if speed is None and now - memory.demand_at < settings.idle_s:
         return "the speed of its replicas is not measured yet"
     if now < memory.observes_until:
         return "scaling has just started"

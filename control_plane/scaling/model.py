@@ -155,6 +155,8 @@ class PoolState:
             first.
         known_since: Start of the history, on the clock of `plan`.
         demand_at: Time of the last round with demand or backlog.
+        slept: Number of sleeping replicas at the last call of `note_sleepers`.
+        woken_at: Time of the round that first saw the last wake of a sleeping replica.
         others: Other pools that serve a model of this pool, the cheapest first. Each id is paired
             with the pool's work-seconds for one work-second of this pool.
     """
@@ -168,6 +170,14 @@ class PoolState:
     demand_at: float = 0.0
     others: tuple[tuple[str, float], ...] = ()
     boots: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    slept: int = 0
+    woken_at: float = float("-inf")
+
+    def note_sleepers(self, asleep: int, now: float) -> None:
+        """Record the planned number of sleeping replicas. A decrease counts as a wake."""
+        if asleep < self.slept:
+            self.woken_at = now
+        self.slept = asleep
 
     def booted(self, seconds: float) -> None:
         """Record the boot time of one replica."""

@@ -56,7 +56,7 @@ def plan(pools: Mapping[str, PoolState], budget: FleetBudget, now: float) -> dic
     alone = {key: _plan_pool(state, now) for key, state in pools.items()}
     plans = shared(pools, alone, _placeable)
     within = _within(budget, pools, plans)
-    return _with_sleepers(budget, pools, within)
+    return _with_sleepers(budget, pools, within, now)
 
 
 def urgent(state: PoolState, now: float) -> int:
@@ -293,13 +293,12 @@ def sleepers_of(state: PoolState) -> int:
 
 
 def _with_sleepers(
-    budget: FleetBudget, pools: Mapping[str, PoolState], plans: dict[str, PoolPlan]
+    budget: FleetBudget, pools: Mapping[str, PoolState], plans: dict[str, PoolPlan], now: float
 ) -> dict[str, PoolPlan]:
     """Add sleeping replicas within the rest of the budget.
 
-    In a pool that needs capacity, no replica boots only to sleep. Replicas that are no longer
-    needed may still be put to sleep. A pool that grows wakes its sleeping replicas before another
-    replica boots.
+    Replicas that are no longer needed may always be put to sleep. A pool that grows wakes its
+    sleeping replicas before another replica boots.
     """
     accelerators = sum(pools[key].settings.accelerators * it.wanted for key, it in plans.items())
     price = sum(pools[key].settings.price * it.wanted for key, it in plans.items())
@@ -312,7 +311,9 @@ def _with_sleepers(
         spare = max(0, facts.have + slept - decided.wanted)
         if settings.is_paused or facts.unknown:
             asleep = min(slept, spare)
-        elif _is_in_need(state) or (slept and decided.wanted > facts.ready):
+        elif (slept and decided.wanted > facts.ready) or not _may_boot_to_sleep(
+            state, decided, now
+        ):
             asleep = min(asleep, spare)
         while asleep and (
             accelerators + asleep * settings.accelerators > budget.accelerators
@@ -325,13 +326,24 @@ def _with_sleepers(
     return found
 
 
-def _is_in_need(state: PoolState) -> bool:
-    facts = state.facts
-    return (
+def _may_boot_to_sleep(state: PoolState, decided: PoolPlan, now: float) -> bool:
+    """Return whether replicas of a pool may boot only to sleep.
+
+    No replica boots to sleep in a pool that needs capacity, or whose only replica has no demand. A
+    woken replica is expected to sleep again within twice the hold. In a pool that may sleep as a
+    whole, it is expected to sleep again until demand has lasted for `idle_s`.
+    """
+    settings, facts = state.settings, state.facts
+    is_in_need = (
         state.history.forecast(0.0).is_surge
         or facts.booting > 0
         or facts.backlog_work_s > facts.ready * _BACKLOG_S
     )
+    may_sleep = not settings.replicas_min and decided.wanted == 1
+    is_idle = may_sleep and decided.ask <= 0
+    served_s = (state.demand_at if may_sleep else now) - state.woken_at
+    kept_s = settings.idle_s if may_sleep else 2 * _hold_s(state)
+    return not (is_in_need or is_idle or served_s <= kept_s)
 
 
 def _placeable(state: PoolState, decided: PoolPlan) -> int:

@@ -42,6 +42,7 @@ class PlanRule:
         state = self._state
         state.history.add(fmean(sight.demand[-self.every_s :]))
         state.facts = self._facts(sight)
+        state.note_sleepers(sight.asleep, float(t))
         decided = plan({_POOL: state}, FleetBudget(), float(t))[_POOL]
         remember(state, decided, float(t))
         self.sleepers = decided.asleep

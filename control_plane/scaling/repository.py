@@ -5,12 +5,10 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import cache
 from typing import Any
 
-from sqlalchemy import Float, cast, delete, exists, func, or_, select, tuple_, update
-from sqlalchemy.dialects.postgresql import Insert, insert
+from sqlalchemy import Float, cast, exists, func, or_, select, tuple_, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
@@ -40,8 +38,6 @@ HAS_WORK = or_(
 )
 
 BUDGET = "fleet"  # id of the only row of the table `scaling_budgets`
-_FORGOTTEN_AFTER = timedelta(days=1)  # age at which reports of vanished routers are deleted
-CHANGES_KEPT_DAYS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,57 +67,6 @@ class ScaledPool:
     sight: PoolSight
     sleepers: int = 0
     ask_warning: str = ""
-
-
-# --- reports -----------------------------------------------------------------------------------
-
-
-async def write_demands(connection: AsyncConnection, router_id: str, rows: Sequence[Any]) -> None:
-    """Store a router's reports on its cells.
-
-    A report is ignored if a newer report is stored, or if its cell no longer exists.
-
-    Args:
-        connection: Connection for the write.
-        router_id: Id of the router.
-        rows: Tuples (cell, epoch, number, report).
-    """
-    known = set(
-        await connection.scalars(
-            select(tables.cells.c.id).where(tables.cells.c.id.in_([row[0] for row in rows]))
-        )
-    )
-    values = [
-        {"cell_id": cell, "router_id": router_id, "epoch": epoch, "number": number, "report": told}
-        for cell, epoch, number, told in sorted(rows, key=lambda row: row[0])
-        if cell in known
-    ]
-    if not values:
-        return
-    await connection.execute(_newer_demands(), values)
-
-
-# Cached, because building and compiling the statement costs more than its execution for a report.
-@cache
-def _newer_demands() -> Insert:
-    """Return the statement that inserts reports of routers, or replaces older reports."""
-    made, t = insert(cell_demands), cell_demands.c
-    new = made.excluded
-    changed = {name: new[name] for name in ("epoch", "number", "report")}
-    return made.on_conflict_do_update(
-        index_elements=["cell_id", "router_id"],
-        set_=changed | {"received_at": func.now()},
-        where=tuple_(new.epoch, new.number) > tuple_(t.epoch, t.number),
-    )
-
-
-async def forget_demands(connection: AsyncConnection) -> None:
-    """Delete the reports of vanished routers, and old changes."""
-    old = cell_demands.c.received_at < func.now() - _FORGOTTEN_AFTER
-    await connection.execute(delete(cell_demands).where(old))
-    kept = timedelta(days=CHANGES_KEPT_DAYS)
-    older = scaling_changes.c.changed_at < func.now() - kept
-    await connection.execute(delete(scaling_changes).where(older))
 
 
 # --- observations ------------------------------------------------------------------------------
@@ -298,12 +243,13 @@ async def _replicas(connection: AsyncConnection, ids: Sequence[str]) -> Counter[
 def _kind_of(state: int, *, sleeps: bool) -> str:
     """Return the kind of a replica for scaling.
 
-    A replica that boots only to sleep has a separate kind.
+    A ready replica that is about to sleep can be woken like one that sleeps. A replica that boots
+    only to sleep has a separate kind.
     """
-    if state == ReplicaState.SLEEPING:
-        return "asleep" if sleeps else "booting"
     if sleeps:
-        return "going to sleep"
+        return "booting to sleep" if state == ReplicaState.STARTING else "asleep"
+    if state == ReplicaState.SLEEPING:
+        return "booting"
     return "ready" if state == ReplicaState.READY else "booting"
 
 

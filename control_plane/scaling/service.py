@@ -4,11 +4,14 @@ Every control plane runs the loop, but only the leader, which has the lease, doe
 leader does not renew the lease, another control plane acquires it. A step reads, decides and writes
 in one transaction that locks the row of the lease. So two control planes never decide from the same
 state. The process has only figures for metrics in memory.
+
+Between two rounds, sleeping replicas are woken as soon as a router reports waiting work. A pool
+without replicas then gets its first. The control plane that receives the report does this, whether
+or not it leads. It locks the row of the lease like a round.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,9 +20,9 @@ import structlog
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from control_plane.budgets.repository import hold_lease
+from control_plane.budgets.repository import hold_lease, lock_lease
 from control_plane.database import Database, DatabaseDownError
-from control_plane.scaling import repository
+from control_plane.scaling import reports, repository
 from control_plane.scaling.asking import NodeAsking
 from control_plane.scaling.memory import Memory, look, without_effect_s
 from control_plane.scaling.model import (
@@ -49,8 +52,8 @@ _REPORTS = 3  # number of reports that a router sends per interval
 _FRESH_INTERVALS = 2.0  # number of intervals after which a report no longer describes the present
 _DEADLINE_S = 10.0
 _PRUNE_LOOKS = 40
-# seconds between two checks for waiting work while replicas sleep, equal to the routers' interval
-_WAKE_LOOK_S = 0.5
+_WAKE_GAP_S = 0.1  # least seconds between two checks for work that waits for sleeping replicas
+_WAKE_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +107,16 @@ class Scaling:
         self._process = new_id("scaling")
         self._late: set[str] = set()
         self._looks = 0
-        self._sleepers: frozenset[str] = frozenset()  # ids of pools with sleeping replicas
+        # Ids of pools that have reported work that waits, and no replica or sleeping replicas.
+        self._waiting: set[str] = set()
+        self._has_waiting = asyncio.Event()
         self._lease_s = max(_LEASE_MIN_S, _LEASE_INTERVALS * interval_s)
 
     async def run(self) -> None:
         """Run the scaling loop until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._asking.run())
+            tasks.create_task(self._wake_for_ever())
             await self._look_for_ever()
 
     async def _look_for_ever(self) -> None:
@@ -126,16 +132,12 @@ class Scaling:
             except Exception:  # a failed round changes no number of replicas
                 log.exception("scaling_step_broken")
                 self._rest()
-            until_s = time.monotonic() + self._interval_s
-            while (left_s := until_s - time.monotonic()) > 0:
-                await asyncio.sleep(min(left_s, _WAKE_LOOK_S) if self._sleepers else left_s)
-                if self._sleepers and time.monotonic() < until_s:
-                    await self._wake_or_warn()
+            await asyncio.sleep(self._interval_s)
 
     def _skip(self) -> None:
         """Count a round without scaled pools, which reads nothing."""
         self._looks += 1
-        self._sleepers, self._late = frozenset(), set()
+        self._late = set()
         self._rest()
 
     def _rest(self) -> None:
@@ -143,39 +145,47 @@ class Scaling:
         self._show({})
         self._asking.offer({})
 
-    async def wake(self) -> list[str]:
-        """Wake sleeping replicas of pools with waiting work, if this control plane leads.
+    async def _wake_for_ever(self) -> None:
+        while True:
+            await self._has_waiting.wait()
+            self._has_waiting.clear()
+            pools, self._waiting = frozenset(self._waiting), set()
+            pause_s = _WAKE_GAP_S
+            try:
+                await self._wake(pools)
+            except (DatabaseDownError, DBAPIError) as error:
+                log.warning("pool_wake_failed", error=str(getattr(error, "reason", error)))
+                self._waiting |= pools
+                self._has_waiting.set()
+                pause_s = _WAKE_RETRY_S
+            except Exception:  # the next round wakes the replicas
+                log.exception("pool_wake_broken")
+                pause_s = _WAKE_RETRY_S
+            await asyncio.sleep(pause_s)
 
-        Returns:
-            Ids of the pools whose replicas were woken.
+    async def _wake(self, pools: Collection[str]) -> None:
+        """Wake sleeping replicas, or boot first ones, for those given pools whose work waits.
 
         Raises:
             DatabaseDownError: PostgreSQL does not answer.
         """
-        woken = await self._database.run(self._wake, deadline_s=_DEADLINE_S)
-        for pool_id in woken:
+
+        async def work(connection: AsyncConnection) -> list[str]:
+            await lock_lease(connection, _LEASE)
+            fresh_s = max(2.0, _FRESH_INTERVALS * self._interval_s)
+            found = await repository.scaled_pools(connection, fresh_s, pools)
+            if any(it.scaled == it.sleepers == 0 for it in found):
+                found = None  # a first replica needs the plan for all pools under their budget
+            woken: list[str] = []
+            for one in await look_at(connection, self._interval_s, found):
+                decided = _woken(one) if one.pool.id in pools and one.pool.is_on else None
+                if decided is not None:
+                    await repository.write_number(connection, one.pool, decided)
+                    woken.append(one.pool.id)
+            return woken
+
+        for pool_id in await self._database.run(work, deadline_s=_DEADLINE_S):
             log.info("pool_woken", pool=pool_id)
-        return woken
-
-    async def _wake_or_warn(self) -> None:
-        try:
-            await self.wake()
-        except (DatabaseDownError, DBAPIError) as error:
-            log.warning("pool_wake_failed", error=str(getattr(error, "reason", error)))
-
-    async def _wake(self, connection: AsyncConnection) -> list[str]:
-        if not await hold_lease(connection, _LEASE, self._process, self._lease_s):
-            return []
-        fresh_s = max(2.0, _FRESH_INTERVALS * self._interval_s)
-        pools = await repository.scaled_pools(connection, fresh_s, self._sleepers)
-        woken: list[str] = []
-        for one in await look_at(connection, self._interval_s, pools):
-            count = urgent(one.state, one.memory.looked_at) if one.pool.is_on else 0
-            if count:
-                decided = _woken(one, count)
-                await repository.write_number(connection, one.pool, decided)
-                woken.append(one.pool.id)
-        return woken
 
     async def step(self) -> None:
         """Run one round, if this control plane leads.
@@ -186,7 +196,6 @@ class Scaling:
         looked, asks = await self._database.run(self._look, deadline_s=_DEADLINE_S)
         self._asking.offer(asks)
         self._show({one.pool.id: _shown(one) for one in looked})
-        self._sleepers = frozenset(it.pool.id for it in looked if it.decided.asleep)
         self._log_changes(looked)
 
     async def report(self, message: wire.ReportDemandRequest) -> int:
@@ -199,21 +208,23 @@ class Scaling:
         if len(message.cells) > CELLS_MAX:
             raise ValueError(f"a report of {len(message.cells)} cells; at most {CELLS_MAX}")
         rows = [(it.cell_id, it.epoch, it.number, checked(it)) for it in message.cells]
-        if rows:
-            await self._database.run_singly(
-                lambda connection: repository.write_demands(connection, message.router_id, rows)
-            )
-        interval_s = self._interval_s / _REPORTS
-        if self._sleepers:
-            interval_s = min(interval_s, _WAKE_LOOK_S)
-        return round(interval_s * 1000)
+        waiting = {it.cell_id for it in message.cells if any(tier.queued for tier in it.tiers)}
+
+        async def work(connection: AsyncConnection) -> set[str]:
+            await reports.write_demands(connection, message.router_id, rows)
+            return await reports.pools_to_wake(connection, waiting) if waiting else set()
+
+        if rows and (found := await self._database.run_singly(work)):
+            self._waiting |= found
+            self._has_waiting.set()
+        return round(self._interval_s / _REPORTS * 1000)
 
     async def _look(self, connection: AsyncConnection) -> tuple[list[Looked], dict[str, NodesAsk]]:
         if not await hold_lease(connection, _LEASE, self._process, self._lease_s):
             return [], {}
         self._looks += 1
         if self._looks % _PRUNE_LOOKS == 1:
-            await repository.forget_demands(connection)
+            await reports.forget_demands(connection)
         await repository.release_numbers(connection)
         looked = await look_at(connection, self._interval_s)
         measured = {it.pool.speed_key: it.speed for it in looked if it.is_measured and it.speed}
@@ -319,9 +330,15 @@ def _ratio(
     return its.work_s(prompt, output) / mine.work_s(prompt, output)
 
 
-def _woken(one: Looked, count: int) -> PoolPlan:
-    """Return the last plan with some sleeping replicas woken."""
+def _woken(one: Looked) -> PoolPlan | None:
+    """Return the last plan with sleeping replicas woken, the first replica, or None."""
     before = one.pool.hand if one.pool.scaled is None else one.pool.scaled
+    wanted = one.decided.wanted
+    if before == one.pool.sleepers == 0 and wanted and one.state.facts.backlog_work_s:
+        reason = ScalingReason(Cause.WAKE, wanted, "work waits, and the pool has no replica")
+        return replace(one.decided, reasons=(*one.decided.reasons, reason))
+    if not (count := urgent(one.state, one.memory.looked_at)):
+        return None
     text = f"{one.state.facts.backlog_work_s:.1f} work-seconds wait: {count} sleepers wake"
     reason = ScalingReason(Cause.WAKE, before + count, text)
     asleep = max(0, one.pool.sleepers - count)

@@ -45,7 +45,9 @@ class ObjectKind:
         values = {name: value for name, value in row.items() if value}
         if self.name == "replicas":
             is_draining = values.pop("is_draining", False)
-            values["state"] = wire_state(values.get("state", 0), is_draining=is_draining)
+            sleeps = values.get("sleeps", False)
+            state = wire_state(values.get("state", 0), is_draining=is_draining, sleeps=sleeps)
+            values["state"] = state
         return self.message(**values)
 
 
@@ -75,13 +77,17 @@ KINDS = {
 }
 
 
-def wire_state(observed: int, *, is_draining: bool) -> int:
+def wire_state(observed: int, *, is_draining: bool, sleeps: bool = False) -> int:
     """Return a replica's state for readers.
 
-    A running replica that is to be stopped counts as draining.
+    A running replica that is to be stopped counts as draining. A ready replica that is about to
+    sleep counts as sleeping, so that it gets no new request.
     """
     ended = (wire.REPLICA_STATE_STOPPED, wire.REPLICA_STATE_FAILED, wire.REPLICA_STATE_LOST)
-    return wire.REPLICA_STATE_DRAINING if is_draining and observed not in ended else observed
+    if is_draining and observed not in ended:
+        return wire.REPLICA_STATE_DRAINING
+    is_falling_asleep = sleeps and observed == wire.REPLICA_STATE_READY
+    return wire.REPLICA_STATE_SLEEPING if is_falling_asleep else observed
 
 
 async def read(connection: AsyncConnection, kind: ObjectKind, keys: Sequence[str]) -> list[Message]:

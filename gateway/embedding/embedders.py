@@ -31,6 +31,8 @@ log = structlog.get_logger(__name__)
 WINDOW_TEXTS = 32
 # Maximum number of texts in flight per replica. On a single core, the longest texts need 12 s.
 IN_FLIGHT_MAX = 256
+# Share of these places that requests below the highest tier may use.
+_LOWER_TIERS_SHARE = 0.75
 ANSWER_S = 30.0  # longest wait for one text, in seconds
 ATTEMPTS_MAX = 2
 # Seconds of one sleep of the silence check. A busy replica answers a batch at least every second,
@@ -208,6 +210,7 @@ class Embedders:
         take: Callable[[int, Vector], None],
         *,
         give_up_at_s: float,
+        is_highest: bool,
     ) -> None:
         """Compute the embeddings of all texts. If one text fails, the others are cancelled.
 
@@ -217,6 +220,7 @@ class Embedders:
             begin: Called with the index of each text before the text is sent to a replica.
             take: Called with the index and the vector of each text, in any order.
             give_up_at_s: Loop time at which the call fails.
+            is_highest: Whether no tier has a higher priority than the caller's tier.
 
         Raises:
             RejectedError: No replica is free (NO_CAPACITY, QUEUE_FULL, UNAVAILABLE or DRAINING).
@@ -224,7 +228,7 @@ class Embedders:
             BadRequestError: A replica refuses a text.
         """
         width = min(len(texts), WINDOW_TEXTS)
-        self._admit(pool_id, width)
+        self._admit(pool_id, width, is_highest=is_highest)
         numbered = iter(enumerate(texts))
         try:
             if width == 1:
@@ -238,18 +242,29 @@ class Embedders:
                 if not self._open:
                     self._idle.set()
 
-    def _admit(self, pool_id: str, width: int) -> None:
+    def _admit(self, pool_id: str, width: int, *, is_highest: bool) -> None:
         if self._is_draining:
             raise stopping()
+        self.require_room(pool_id, width, is_highest=is_highest)
+        self._open[pool_id] = self._open.get(pool_id, 0) + width
+
+    def require_room(self, pool_id: str, width: int, *, is_highest: bool) -> None:
+        """Check that a pool has places for `width` texts in flight.
+
+        Lower tiers are refused first, so that they do not delay the highest tier.
+
+        Raises:
+            RejectedError: No replica is usable (NO_CAPACITY), or no place is free (QUEUE_FULL).
+        """
         usable = self._usable(pool_id)
         if not usable:
             text = "No replica serves this model at the moment; try again shortly."
             raise RejectedError(ErrorCode.NO_CAPACITY, text, retry_after_s=2.0)
         under_way = self._open.get(pool_id, 0)
-        if under_way + width > IN_FLIGHT_MAX * len(usable):
+        places = IN_FLIGHT_MAX * len(usable)
+        if under_way + width > (places if is_highest else _LOWER_TIERS_SHARE * places):
             text = f"The queue is full, with {under_way} texts; try again shortly."
             raise RejectedError(ErrorCode.QUEUE_FULL, text, retry_after_s=_RETRY_S)
-        self._open[pool_id] = under_way + width
 
     def _usable(self, pool_id: str) -> list[_Replica]:
         return [r for r in self._replicas.values() if r.pool_id == pool_id and r.is_usable]

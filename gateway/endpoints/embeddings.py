@@ -30,7 +30,7 @@ from gateway.resolved import ResolvedModel
 from gateway.rollouts.decided import Decided
 from gateway.server.identity import identity_of
 from gateway.server.middleware import authenticate, note_outcome
-from sluice.errors import BadRequestError, ErrorCode
+from sluice.errors import BadRequestError, ErrorCode, RejectedError
 from sluice.scopes import Scope
 
 ENDPOINT = "/v1/embeddings"
@@ -126,8 +126,10 @@ class Embeddings:
     ) -> AsyncGenerator[Reservation | None]:
         """Count a large request in its limits before tokenization, even if it is refused later.
 
-        Yields None for a small body, whose request is counted together with its tokens.
+        A request that has no place in its pool is refused before any work. Yields None for a small
+        body, whose request is counted together with its tokens.
         """
+        self._require_room(principal, resolved.model.pool_id)
         if not takes_work(request):
             yield None
             return
@@ -136,6 +138,15 @@ class Embeddings:
             yield counted
         finally:  # has no effect if the request was accepted and settled
             self.limiter.settle(counted, prompt_tokens=0, output_tokens=0, was_served=True)
+
+    def _require_room(self, principal: Principal, pool_id: str) -> None:
+        is_highest = self.directory.is_highest(principal.tier)
+        try:
+            self._embedders.require_room(pool_id, 1, is_highest=is_highest)
+        except RejectedError as refusal:
+            if refusal.code is ErrorCode.QUEUE_FULL:
+                self._metrics.gate_refusals.inc()
+            raise
 
     async def _accepted(
         self,
@@ -278,8 +289,15 @@ class _Run:
 
         self.submitted_at_s = time.monotonic()
         give_up_at_s = asyncio.get_running_loop().time() + DEADLINE_S
-        pool_id = self.exchange.model.pool_id
-        await embedders.embed(pool_id, texts, begin, take, give_up_at_s=give_up_at_s)
+        is_highest = self._endpoint.directory.is_highest(self.exchange.principal.tier)
+        await embedders.embed(
+            self.exchange.model.pool_id,
+            texts,
+            begin,
+            take,
+            give_up_at_s=give_up_at_s,
+            is_highest=is_highest,
+        )
 
     def respond(self, body: dict[str, object]) -> web.Response:
         """Return the answer of an API that computes other results from the vectors."""

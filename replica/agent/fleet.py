@@ -33,12 +33,16 @@ class NodeLauncher(Launcher, Protocol):
 
 
 def reported_state(state: LocalReplicaState) -> control.ReplicaState:
-    """Return the reported state of a replica. Routers do not attach to STOPPED and FAILED ones."""
+    """Return the reported state of a replica.
+
+    Routers do not attach to STOPPED and FAILED replicas. A replica is SLEEPING once its engine has
+    released its memory.
+    """
     if state.has_failed:
         return control.REPLICA_STATE_FAILED
     if state.phase is ReplicaPhase.READY and state.is_draining:
         return control.REPLICA_STATE_DRAINING
-    if state.phase is ReplicaPhase.READY and state.rest.is_hidden:
+    if state.phase is ReplicaPhase.READY and state.rest.is_asleep:
         return control.REPLICA_STATE_SLEEPING
     return STATES[state.phase]
 

@@ -55,7 +55,7 @@ class RestState:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether routers must send no new request, because the engine sleeps or is about to."""
+        """Whether routers send no new request, because the engine sleeps or is about to."""
         return self.is_asleep or (self.sleeps and not self.is_refused)
 
     def wished(self, now_s: float, *, sleeps: bool) -> "RestState":

@@ -444,4 +444,4 @@ class ReplicaRunner:
 
 def _reported(state: LocalReplicaState) -> tuple[object, ...]:
     """Return the fields whose changes are reported to the control plane."""
-    return state.phase, state.is_draining, state.pid, state.rest.is_hidden, state.rest.problem
+    return state.phase, state.is_draining, state.pid, state.rest.is_asleep, state.rest.problem

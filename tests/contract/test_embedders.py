@@ -39,7 +39,9 @@ class Fleet:
         self.state.replicas[told.id] = told
         self.embedders.update()
 
-    async def embed(self, *texts, within_s: float = 30.0) -> list[list[float]]:
+    async def embed(
+        self, *texts, within_s: float = 30.0, is_highest: bool = True
+    ) -> list[list[float]]:
         found: dict[int, list[float]] = {}
         begun: list[int] = []
 
@@ -49,7 +51,9 @@ class Fleet:
             found[index] = list(vector)
 
         give_up_at_s = asyncio.get_running_loop().time() + within_s
-        await self.embedders.embed(POOL, texts, begun.append, take, give_up_at_s=give_up_at_s)
+        await self.embedders.embed(
+            POOL, texts, begun.append, take, give_up_at_s=give_up_at_s, is_highest=is_highest
+        )
         assert begun == list(range(len(texts)))
         return [found[index] for index in range(len(texts))]
 
@@ -114,6 +118,29 @@ async def test_an_oversized_input_is_refused_before_anything_is_sent() -> None:
             for call in calls:
                 assert await call == expected(*big)
         assert await world.embed((1,)) == expected((1,))
+
+
+async def test_lower_tiers_leave_a_quarter_of_the_places_to_the_highest_one() -> None:
+    async with fleet(1) as world:
+        (replica,) = world.replicas
+        replica.answers.clear()
+        big = [(n,) for n in range(WINDOW_TEXTS)]
+        places = IN_FLIGHT_MAX * 3 // 4
+        async with asyncio.TaskGroup() as tasks:
+            calls = [
+                tasks.create_task(world.embed(*big, is_highest=False))
+                for _ in range(places // WINDOW_TEXTS)
+            ]
+            await until(lambda: len(replica.texts) == places)
+            with pytest.raises(RejectedError) as caught:
+                await world.embed((1,), is_highest=False)
+            assert caught.value.code is ErrorCode.QUEUE_FULL
+            top = tasks.create_task(world.embed((1,)))
+            await until(lambda: len(replica.texts) == places + 1)
+            replica.answers.set()
+            assert await top == expected((1,))
+            for call in calls:
+                assert await call == expected(*big)
 
 
 async def test_a_killed_replica_costs_no_request() -> None:

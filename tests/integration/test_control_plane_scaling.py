@@ -340,6 +340,53 @@ async def test_two_control_planes_scale_once_and_an_outage_changes_nothing(
     assert row["cause"] == "observing"
 
 
+@pytest.mark.parametrize(("sleepers", "resting"), [(1, ["sleeping"]), (0, [])])
+async def test_any_control_plane_wakes_a_pool_with_waiting_work(
+    postgres_server: PostgresServer,
+    eventually: Eventually,
+    start_control_plane: Callable[..., Any],
+    tmp_path: Path,
+    sleepers: int,
+    resting: list[str],
+) -> None:
+    name = f"waking_{sleepers}"
+    await postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_server.template}")
+    url, interval = postgres_server.url(name), {"CONTROL_PLANE__SCALING_INTERVAL_S": "3"}
+    (tmp_path / "other").mkdir()
+    async with (
+        start_control_plane(url, tmp_path, **interval) as leader,
+        start_control_plane(url, tmp_path / "other", **interval) as other,
+        node(leader, "node-w", "sim"),
+        reporting(other.grpc_address, "router-w") as router,
+    ):
+        await leader.put(f"bases/{DIGEST}", context_tokens_max=2048)
+        await leader.put("pools/pool-w", base_digest=DIGEST, engine="sim", replicas_wanted=1)
+        bounds = BOUNDS | {"replicas_min": 0, "sleepers_min": sleepers, "idle_s": 1.0}
+        await leader.put("pools/pool-w/scaling", **bounds)
+        router.demand["pool-w-0"] = 0.0
+
+        async def rests() -> bool:
+            row = await _row(leader, "pool-w")
+            is_idle = bool(row["decided_at"]) and row["wanted"] == 0
+            return is_idle and list((await _states(leader, "pool-w")).values()) == resting
+
+        await eventually(rests, "a pool without requests rests")
+        decided_at = (await _row(leader, "pool-w"))["decided_at"]
+
+        async def has_decided() -> bool:
+            return (await _row(leader, "pool-w"))["decided_at"] != decided_at
+
+        await eventually(has_decided, "a round has just ended, so the next one is 3 s away")
+        router.requests["pool-w-0"], router.queued["pool-w-0"] = 5.0, 5
+
+        async def wakes() -> bool:
+            return list((await _states(leader, "pool-w")).values()) == ["ready"]
+
+        await eventually(wakes, "a replica serves")
+        changes = (await leader.admin.get("/v1/pools/pool-w/scaling/changes")).json()["data"]
+        assert "wake" in {change["cause"] for change in changes}
+
+
 async def test_a_sleeper_wakes_when_work_waits_and_engines_that_cannot_are_refused(
     plane: ControlPlane, eventually: Eventually
 ) -> None:

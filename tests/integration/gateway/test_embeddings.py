@@ -14,6 +14,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
+from gateway.embedding.embedders import IN_FLIGHT_MAX, WINDOW_TEXTS
 from gateway.limits.limiter import Limiter
 from sluice.artifacts import import_directory
 from sluice.events import EventProducer
@@ -377,3 +378,33 @@ async def test_an_embedding_model_is_tokenized_like_its_texts(embedding) -> None
             response = await http.post(f"/v1/{path}", json={"model": MODEL} | fields)
             assert response.status_code == 400
             assert response.json()["error"]["param"] == param
+
+
+async def test_a_lower_tier_without_a_place_is_refused_before_any_work(
+    embedding, events, eventually
+) -> None:
+    async with embedding() as e, e.world.sdk() as sdk:
+        objects, state = control.Objects(), e.world.gateway.watcher.state
+        objects.CopyFrom(e.world.feed.objects)
+        objects.tiers.add(id="gold", priority=9)
+        e.world.feed.replace(objects)
+        await eventually(lambda: "gold" in state.tiers)
+        (replica,) = e.replicas
+        replica.answers.clear()
+        texts = [f"text {n}" for n in range(WINDOW_TEXTS)]
+        requests = IN_FLIGHT_MAX * 3 // 4 // WINDOW_TEXTS
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(requests):
+                tasks.create_task(sdk.embeddings.create(model=MODEL, input=texts))
+            await until(lambda: len(replica.texts) == requests * WINDOW_TEXTS)
+            too_long = ["word " * 2 * CONTEXT]  # which only a tokenizer can tell
+            with pytest.raises(openai.InternalServerError, match="The queue is full") as caught:
+                await sdk.embeddings.create(model=MODEL, input=too_long)
+            assert (caught.value.status_code, caught.value.code) == (503, "queue_full")
+            replica.answers.set()
+        page = e.world.gateway.metrics.page().decode()
+        assert "gateway_gate_refusals_total 1.0" in page
+        refused = '"/v1/embeddings"', '"queue_full"'
+        counted = [it for it in page.splitlines() if all(label in it for label in refused)]
+        assert counted, "as a request that a limit refuses"
+        assert len(events) == requests, "a refusal before any work has no event"

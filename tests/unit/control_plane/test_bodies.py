@@ -134,3 +134,9 @@ def test_a_draining_replica_is_seen_as_draining_until_it_ended() -> None:
     draining = {state: wire_state(state, is_draining=True) for state in range(7)}
     assert draining == {0: 3, 1: 3, 2: 3, 3: 3, 4: 4, 5: 5, 6: 6}
     assert all(wire_state(state, is_draining=False) == state for state in range(7))
+
+
+def test_a_ready_replica_that_is_about_to_sleep_is_seen_as_sleeping() -> None:
+    asleep = {state: wire_state(state, is_draining=False, sleeps=True) for state in range(8)}
+    assert asleep == {0: 0, 1: 1, 2: 7, 3: 3, 4: 4, 5: 5, 6: 6, 7: 7}
+    assert wire_state(2, is_draining=True, sleeps=True) == 3

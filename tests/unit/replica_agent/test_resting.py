@@ -1,5 +1,6 @@
 """Tests that an engine sleeps only after routers are informed, and without sequences."""
 
+from replica.agent.fleet import reported_state
 from replica.agent.replica_state import (
     Action,
     Adopted,
@@ -18,6 +19,7 @@ from replica.agent.replica_state import (
     decide,
 )
 from replica.agent.resting import Rested, RestEngine
+from sluice.wire.control.v1 import control_pb2 as control
 
 LIMITS = EnginePatience(start_s=10.0, probe_interval_s=1.0, probe_s=1.0)
 SIM = EngineSpec("sim", "a" * 64)
@@ -53,6 +55,15 @@ def test_an_engine_is_asked_to_sleep_once_routers_know_and_it_holds_nothing() ->
     assert (state.rest.is_asleep, state.phase, actions) == (True, ReplicaPhase.READY, [])
 
 
+def test_a_replica_is_reported_as_sleeping_once_its_engine_has_released_its_memory() -> None:
+    wished = (*READY, (3.0, Wanted(SIM, sleeps=True)), (6.0, ReplicaTick()), (6.1, Probed(1)))
+    assert reported_state(play(*wished)[0]) == control.REPLICA_STATE_READY
+    assert reported_state(play(*ASLEEP)[0]) == control.REPLICA_STATE_SLEEPING
+    waking = (*ASLEEP, (9.0, Wanted(SIM)))
+    assert reported_state(play(*waking)[0]) == control.REPLICA_STATE_SLEEPING
+    assert reported_state(play(*waking, (9.5, Rested(1, False)))[0]) == control.REPLICA_STATE_READY
+
+
 def test_a_sleeping_engine_is_woken_at_once() -> None:
     state, actions = play(*ASLEEP, (9.0, Wanted(SIM)))
     assert RestEngine(1, is_asleep=False) in actions
@@ -68,11 +79,12 @@ def test_an_engine_that_has_no_memory_to_wake_is_asked_again() -> None:
     assert RestEngine(1, is_asleep=False) in play(*tried, (10.6, ReplicaTick()))[1]
 
 
-def test_an_engine_that_cannot_sleep_serves_on() -> None:
+def test_an_engine_that_cannot_sleep_is_reported_as_ready_with_the_reason() -> None:
     refused = Rested(1, is_asleep=False, problem="cannot sleep", is_refused=True)
     wished = (*READY, (3.0, Wanted(SIM, sleeps=True)), (6.0, Probed(1)), (6.1, refused))
     state, _ = play(*wished)
-    assert not state.rest.is_hidden
+    assert reported_state(state) == control.REPLICA_STATE_READY
+    assert state.rest.problem == "cannot sleep"
     assert not any(isinstance(it, RestEngine) for it in play(*wished, (20.0, Probed(1)))[1])
 
 

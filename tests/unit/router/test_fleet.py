@@ -27,6 +27,10 @@ class RecordingHub:
     def __init__(self) -> None:
         self.planned: dict[str, ReplicaPlan] = {}
         self.siblings: set[str] = set()
+        self.wakeable: set[str] = set()
+
+    def note_wakeable(self, cells) -> None:
+        self.wakeable = cells
 
     def plan(self, cells, plans, siblings) -> None:
         self.siblings = siblings
@@ -63,7 +67,33 @@ async def test_only_replicas_that_speak_frames_are_attached_to() -> None:
         fleet.follow(state)
         assert hub.planned.keys() == fleet._attachments.keys() == {"chat", "older"}
         assert hub.siblings == {"ours", "theirs"}
+        assert hub.wakeable == {"alone"}, "a cell without any replica"
         assert hub.planned["chat"].role is ReplicaRole.PREFILL
         assert hub.planned["older"].role is ReplicaRole.BOTH
+        for _, _, task in fleet._attachments.values():
+            task.cancel()
+
+
+async def test_a_sleeping_replica_stays_attached_and_its_cell_is_noted() -> None:
+    state, hub = ControlState(), RecordingHub()
+    replicas = [
+        wire.Replica(id=name, cell_id=cell, grpc_address="127.0.0.1:1", state=observed)
+        for name, cell, observed in (
+            ("asleep", "quiet", wire.REPLICA_STATE_SLEEPING),
+            ("awake", "busy", wire.REPLICA_STATE_READY),
+            ("foreign", "theirs", wire.REPLICA_STATE_SLEEPING),
+        )
+    ]
+    cells = [
+        wire.Cell(id=name, pool_id="p", router_id=owner)
+        for name, owner in (("quiet", "me"), ("busy", "me"), ("theirs", "other"))
+    ]
+    snapshot = wire.Objects(cells=cells, replicas=replicas)
+    assert state.apply(wire.WatchResponse(version=1, is_snapshot=True, upserts=snapshot))
+    async with asyncio.TaskGroup() as group:
+        fleet = ReplicaAttachments(hub, group, open_stream, probe, router_id="me", silence_s=1.0)
+        fleet.follow(state)
+        assert hub.wakeable == {"quiet"}
+        assert fleet._attachments.keys() == {"asleep", "awake"}
         for _, _, task in fleet._attachments.values():
             task.cancel()

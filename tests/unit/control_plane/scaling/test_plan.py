@@ -313,8 +313,43 @@ def test_a_sleeper_serves_before_another_replica_boots() -> None:
     state.facts = _sleeping(asleep=1, sleepers=1, planned=10)
     decided = _plan(state, 1000.0)
     assert (decided.wanted > 10, decided.asleep) == (True, 0)
-    state.facts = replace(state.facts, ready=decided.wanted, planned=decided.wanted, sleepers=0)
-    assert _plan(state, 1000.0 + BUCKET_S).asleep == 1
+
+
+def test_another_sleeper_boots_once_the_woken_one_has_served_for_longer_than_a_surge() -> None:
+    state = _state(_settings(sleepers_min=1), 10.0)
+    state.note_sleepers(1, 1000.0)
+    state.note_sleepers(0, 1015.0)
+    state.facts = PoolFacts(11, 0, 0.0, planned=11, sleepers=0)
+    for served_s, asleep in ((HOLD_S, 0), (2 * HOLD_S, 0), (2 * HOLD_S + 1.0, 1)):
+        state.demand_at = 1015.0 + served_s
+        assert _plan(state, state.demand_at).asleep == asleep
+
+
+def test_a_replica_that_demand_no_longer_needs_becomes_the_sleeper() -> None:
+    state = _state(_settings(sleepers_min=1), 2.0)
+    state.note_sleepers(1, 900.0)
+    state.note_sleepers(0, 915.0)
+    state.facts = PoolFacts(5, 0, 0.0, planned=5, sleepers=0)
+    state.asks, state.demand_at = [(990.0, 5.0)], 1000.0
+    decided = _plan(state, 1000.0)
+    assert (decided.reasons[-1].cause, decided.wanted, decided.asleep) == (Cause.HOLD, 5, 0)
+    state.asks = []
+    decided = _plan(state, 1001.0)
+    assert (decided.wanted, decided.asleep) == (3, 1)
+
+
+def test_the_only_replica_of_a_pool_that_may_sleep_is_its_own_sleeper() -> None:
+    idle_s = 900.0
+    state = _state(_settings(least=0, sleepers_min=1, idle_s=idle_s), 0.0)
+    state.facts = PoolFacts(1, 0, 0.0, planned=1, sleepers=0)
+    state.note_sleepers(1, 9000.0)
+    state.note_sleepers(0, 9015.0)
+    state.demand_at = 9015.0
+    idle = [_plan(state, at) for at in (9015.0, 9015.0 + idle_s - 1.0, 9015.0 + idle_s)]
+    assert [(it.wanted, it.asleep) for it in idle] == [(1, 0), (1, 0), (0, 1)]
+    state.history.add(0.5)
+    assert _plan(state, 9016.0).asleep == 0
+    assert _plan(state, 9100.0 + idle_s).asleep == 1, "requests have come for long enough"
 
 
 def test_sleepers_come_last_in_a_budget() -> None:
