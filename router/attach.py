@@ -266,11 +266,12 @@ class Attachment:
                         step.state.adapters_resident.extend(first.adapters_resident)
                     first.adapters_changed = False
                 try:
-                    hub.frame(replica_id, epoch, step)
+                    has_news = hub.frame(replica_id, epoch, step)
                 except ValueError as error:
                     raise FailedError(ErrorCode.ENGINE_FAILED, str(error)) from None
                 taken += 1
-                steps += step.steps
+                # Hosts watch for confirmations only while sequences of this router run.
+                steps += step.steps if has_news else 0
                 is_due = steps and heard_at - granted_at >= CREDIT_EVERY_S / 2
                 if is_due or taken >= CREDIT_FRAMES // 2:
                     outbox.credit(taken)

@@ -205,8 +205,11 @@ class Hub:
         self.core.on_attached(replica_id, outbox.epoch, limits, self._loop.time())
         self._tick_soon()
 
-    def frame(self, replica_id: str, epoch: int, frame: engine.StepFrame) -> None:
+    def frame(self, replica_id: str, epoch: int, frame: engine.StepFrame) -> bool:
         """Apply a step frame.
+
+        Returns:
+            Whether the frame has news. The frames of an idle engine have none.
 
         Raises:
             ValueError: The frame contradicts itself.
@@ -215,11 +218,12 @@ class Hub:
         has_news = self.core.on_frame(replica_id, epoch, frame, now)
         self._frames += 1
         if self._is_tick_soon or not (has_news or self.core.has_decisions):
-            return
+            return has_news
         if now - self._ticked_at >= PASS_S or self.core.has_decisions:
             self._tick_soon()
         else:
             self._arm(self._ticked_at + PASS_S, now)
+        return has_news
 
     def broken(self, replica_id: str, outbox: HostOutbox) -> None:
         """Pause dispatches to a replica whose broken stream is being resumed."""
