@@ -21,6 +21,11 @@ def scaling(result: Result, part: str) -> str:
     return "; ".join(f"{minutes:.1f} min, {hours:.2f} x" for minutes, hours in pairs)
 
 
+def idle(result: Result, *names: str) -> str:
+    """Return the percent of a core that processes use without requests."""
+    return ", ".join(f"{result['processes'][it]['core_percent']:.1f}" for it in names) + " %"
+
+
 def goodput(result: Result, policy: str, load: float) -> str:
     rows = result["cases"]["conversation-8"]
     found = (it for it in rows if it["policy"] == policy and it["load"] == load)

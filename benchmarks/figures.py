@@ -86,6 +86,11 @@ _DATA_PLANE = (
         lambda it: f"{it['added_ms']['p50']:.1f} / {it['added_ms']['p99']:.1f} ms",
     ),
     FigureRow(
+        "client CPU of a limit's check, at 5,000 checks a second that arrive at random",
+        "limiter",
+        lambda it: f"{it['open_check']['client_us']:.1f} µs",
+    ),
+    FigureRow(
         "turn 50 of a chain of 50,000 tokens against turn 2: CPU of the gateway",
         "chains",
         texts.chains,
@@ -270,6 +275,12 @@ _OPERATION = (
         lambda it: f"{it['memory_total_mib'] / 1024:.2f} GiB",
     ),
     FigureRow(
+        "CPU of a stack without requests, in percent of a core: gateway, router, control plane,"
+        " agent, telemetry",
+        "idle",
+        lambda it: texts.idle(it, "gateway", "router", "control-plane", "agent", "telemetry"),
+    ),
+    FigureRow(
         "CPU of `sluice --help`; of a list of tenants; of an interpreter that does nothing",
         "cli_start",
         lambda it: f"{it['ms']['--help']}; {it['ms']['tenants list']}; {it['ms']['bare']} ms",
@@ -402,6 +413,13 @@ _MISSED = (
         "limiter",
         lambda it: f"{it['closed_check_64']['client_us']:.1f} µs",
         "3 µs",
+    ),
+    FigureRow(
+        "CPU of a router without requests, some 12 messages of heartbeats and pings a second, in"
+        " percent of a core",
+        "idle",
+        lambda it: texts.idle(it, "router"),
+        "0.5 %",
     ),
     FigureRow(
         "ITL added at 60 % load, p99; 50, 200, 500 streams",
