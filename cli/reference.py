@@ -22,7 +22,7 @@ import telemetry.metrics
 from cli.settings_table import SETTINGS, accepted, descriptions
 from cli.stack.listeners import LISTENERS
 from cli.stack.openings import OPENINGS
-from sluice.errors import POLICIES, ErrorEvidence
+from sluice.errors import POLICIES, EngineRefusal, ErrorEvidence
 
 _UNITS = {
     "s": "seconds",
@@ -71,13 +71,19 @@ _SOCKETS_BEGIN = "<!-- sockets: made by `make docs` -->"
 _SOCKETS_END = "<!-- end of sockets -->"
 _OPENINGS_BEGIN = "<!-- ports: made by `make docs` -->"
 _OPENINGS_END = "<!-- end of ports -->"
-_ERROR_COLUMNS = {
+ERROR_COLUMNS = {
     "moves": "moves",
     "is_asked_again": "asked again",
+    "is_costly_again": "costly",
+    "is_tried_elsewhere": "elsewhere",
+    "ends_absence": "absence",
     "lets_stand_in": "stand-in",
     "is_passed_over": "passed over",
     "goes_to_control": "control",
     "is_charged": "charged",
+    "is_failure": "failure",
+    "is_abort": "abort",
+    "is_of_engine": "of engines",
     "is_of_health": "health",
     "is_demand": "demand",
     "spares_adapter": "trial",
@@ -214,13 +220,14 @@ def overload_page(text: str) -> str:
     """
     head, _, rest = text.partition(_ERRORS_BEGIN)
     _, _, tail = rest.partition(_ERRORS_END)
-    columns = ("code", "status", "type", *_ERROR_COLUMNS.values(), "release")
+    columns = ("code", "status", "type", *ERROR_COLUMNS.values(), "from engine", "release")
     rows = (
         (
             f"`{code}`",
             str(policy.status),
             f"`{policy.kind}`",
-            *("yes" if getattr(policy, name) else "" for name in _ERROR_COLUMNS),
+            *("yes" if getattr(policy, name) else "" for name in ERROR_COLUMNS),
+            "" if policy.from_engine is EngineRefusal.REQUEST else policy.from_engine,
             "" if policy.release is ErrorEvidence.NONE else policy.release,
         )
         for code, policy in POLICIES.items()

@@ -60,6 +60,15 @@ class ErrorEvidence(StrEnum):
     LATE = "late"  # the release did not produce a first token before the deadline
 
 
+class EngineRefusal(StrEnum):
+    """The meaning of an engine's refusal of a request, for the engine and for its routers."""
+
+    REQUEST = "request"  # every engine would refuse the request
+    BUSY = "busy"  # another engine may accept the request, or this engine may accept it soon
+    DRAINING = "draining"  # another engine may accept the request, and this engine will stop
+    FAILED = "failed"  # another engine may accept the request, and this engine may be ill
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorPolicy:
     """How all parts of the platform treat an error of one code.
@@ -67,9 +76,15 @@ class ErrorPolicy:
     Attributes:
         status: HTTP status, for example 429 if the caller exceeds its own limit, and 503 if the
             platform is at its limit.
-        moves: Whether a request without output is submitted again to the cell's next owner.
+        moves: Whether a request without output is submitted again to the cell's next owner, and an
+            answer that has begun waits for that owner.
         is_asked_again: Whether an answer that has begun is retried, until the time for retries is
             over.
+        is_costly_again: Whether a retry costs engine time and may crash another engine. It takes
+            from the tenant's budget of retries, and no line of a batch is retried.
+        is_tried_elsewhere: Whether a text to embed is sent to another replica.
+        ends_absence: Whether the code ends a request's wait for a pool without replicas. An answer
+            that has begun continues to wait, because no fallback model can answer then.
         lets_stand_in: Whether a fallback model may answer, because the requested model is saturated
             or down.
         is_passed_over: Whether a fallback model's refusal with this code is hidden, so that the
@@ -80,8 +95,11 @@ class ErrorPolicy:
             caused work although the request was not served.
         is_failure: Whether traces and alerts treat the request as failed. A disconnect of the
             client is no failure.
+        is_abort: Whether the request ended without its whole answer, so that it is no part of
+            goodput, of measured speeds and of scores. A disconnect of the client is an abort.
         is_of_engine: Whether an engine may refuse a request with this code. Any other code becomes
             `engine_refused`.
+        from_engine: The meaning of an engine's refusal with this code.
         is_of_health: Whether a probe with this result is evidence against the engine's health.
         is_demand: Whether a router's refusal is demand for replicas, because the pool lacked
             capacity.
@@ -94,12 +112,17 @@ class ErrorPolicy:
     status: int
     moves: bool = False
     is_asked_again: bool = False
+    is_costly_again: bool = False
+    is_tried_elsewhere: bool = False
+    ends_absence: bool = False
     lets_stand_in: bool = False
     is_passed_over: bool = False
     goes_to_control: bool = False
     is_charged: bool = False
     is_failure: bool = True
+    is_abort: bool = True
     is_of_engine: bool = False
+    from_engine: EngineRefusal = EngineRefusal.REQUEST
     is_of_health: bool = True
     is_demand: bool = False
     spares_adapter: bool = False
@@ -145,7 +168,7 @@ POLICIES: dict[ErrorCode, ErrorPolicy] = {
     ErrorCode.IDEMPOTENCY_KEY_REUSED: _Policy(status=422),
     ErrorCode.ROLLOUT_UNSUPPORTED: _Policy(status=422),
     # The tenant's own rule refused the text, which is no failure of the platform.
-    ErrorCode.CONTENT_FILTER: _Policy(status=400, is_failure=False),
+    ErrorCode.CONTENT_FILTER: _Policy(status=400, is_failure=False, is_abort=False),
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: _Policy(status=400, is_passed_over=True, is_of_engine=True),
     ErrorCode.RATE_LIMIT_REQUESTS: _Policy(status=429),
     ErrorCode.RATE_LIMIT_TOKENS: _Policy(status=429),
@@ -161,28 +184,51 @@ POLICIES: dict[ErrorCode, ErrorPolicy] = {
     ErrorCode.DEADLINE_EXCEEDED: _Policy(
         status=503, lets_stand_in=True, release=ErrorEvidence.LATE
     ),
-    ErrorCode.NO_CAPACITY: _Policy(status=503, is_asked_again=True, lets_stand_in=True),
+    ErrorCode.NO_CAPACITY: _Policy(
+        status=503, is_asked_again=True, lets_stand_in=True, ends_absence=True
+    ),
     ErrorCode.DRAINING: _Policy(
-        status=503, moves=True, is_asked_again=True, is_passed_over=True, is_of_health=False
+        status=503,
+        moves=True,
+        is_asked_again=True,
+        is_passed_over=True,
+        from_engine=EngineRefusal.DRAINING,
+        is_of_health=False,
     ),
     ErrorCode.REPLICA_LOST: _Policy(
-        status=503, is_asked_again=True, lets_stand_in=True, release=ErrorEvidence.FAULT
+        status=503,
+        is_asked_again=True,
+        is_costly_again=True,
+        is_tried_elsewhere=True,
+        lets_stand_in=True,
+        release=ErrorEvidence.FAULT,
     ),
     ErrorCode.ENGINE_BUSY: _Policy(
         status=503,
         is_asked_again=True,
         lets_stand_in=True,
+        from_engine=EngineRefusal.BUSY,
         is_of_health=False,
         spares_adapter=True,
     ),
-    ErrorCode.ENGINE_FAILED: _Policy(status=502, release=ErrorEvidence.FAULT),
+    ErrorCode.ENGINE_FAILED: _Policy(
+        status=502,
+        is_tried_elsewhere=True,
+        from_engine=EngineRefusal.FAILED,
+        release=ErrorEvidence.FAULT,
+    ),
     ErrorCode.ENGINE_REFUSED: _Policy(
         status=400, is_charged=True, is_passed_over=True, release=ErrorEvidence.FAULT
     ),
     ErrorCode.SLOW_READER: _Policy(status=499),
     ErrorCode.CLIENT_CLOSED: _Policy(status=499, is_charged=True, is_failure=False),
     ErrorCode.UNAVAILABLE: _Policy(
-        status=503, moves=True, is_asked_again=True, lets_stand_in=True, spares_adapter=True
+        status=503,
+        moves=True,
+        is_asked_again=True,
+        is_tried_elsewhere=True,
+        lets_stand_in=True,
+        spares_adapter=True,
     ),
     ErrorCode.INTERNAL: _Policy(status=500, release=ErrorEvidence.FAULT),
 }

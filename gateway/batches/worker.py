@@ -23,7 +23,7 @@ from gateway.server.in_process import BodySink, in_process_request
 from gateway.server.middleware import give_principal
 from gateway.server.routes import Routes
 from sluice import tracecontext
-from sluice.errors import ErrorCode, PlatformError
+from sluice.errors import ErrorCode, PlatformError, policy_of
 from sluice.lifecycle import backoff_s
 from sluice.wire.state.v1 import state_pb2 as wire
 
@@ -227,7 +227,8 @@ def is_passing(status: int, body: bytes) -> bool:
     """
     if status not in _PASSING:
         return False
-    return orjson.loads(body)["error"]["code"] != ErrorCode.REPLICA_LOST
+    policy = policy_of(orjson.loads(body)["error"]["code"])
+    return policy is None or not policy.is_costly_again
 
 
 def _identity(line: wire.BatchLine) -> CallerIdentity:

@@ -115,7 +115,7 @@ class Patience:
         It continues once the response has begun, because no fallback model can answer then.
         """
         generation = self._generation
-        is_let_go = ending.code is ErrorCode.NO_CAPACITY and generation.spec.absence_ms
+        is_let_go = ending.code.policy.ends_absence and generation.spec.absence_ms
         return bool(is_let_go) and generation.was_nudged
 
     def _is_lost_for_good(self, ending: GenerationEnd, now_s: float) -> bool:
@@ -125,7 +125,7 @@ class Patience:
             if generation.resumes >= RESUMES_MAX:
                 return True
             generation.resumes += 1
-            if ending.code is ErrorCode.UNAVAILABLE:
+            if ending.code.policy.moves:  # the router was lost
                 self.home = CellHome(self.cell_id, now_s + _HOME_WAIT_S)
             self.give_up_at_s = now_s + self._resume_wait_s
         self._is_resuming = True

@@ -182,7 +182,7 @@ class Pursuit:
             return refusal
         # A retry after a refusal is free, since the refusing router spent no engine time on the
         # request. A retry after a lost replica costs engine time, so it needs the retry budget.
-        is_free = ending.kind is EndKind.REFUSED and ending.code is not ErrorCode.REPLICA_LOST
+        is_free = ending.kind is EndKind.REFUSED and not ending.code.policy.is_costly_again
         if not is_free and not self._retries.take(self.generation.spec.tenant_id, now_s):
             return refused(ending, ErrorCode.REPLICA_LOST)
         return None

@@ -16,7 +16,14 @@ from gateway.embedding.standing import PAUSE_FIRST_S, EmbedderStanding, EmbedOut
 from gateway.pool_status import PoolStatus
 from gateway.stopping import stopping
 from sluice.embeddings import EmbeddingClient
-from sluice.errors import BadRequestError, ErrorCode, FailedError, PlatformError, RejectedError
+from sluice.errors import (
+    BadRequestError,
+    EngineRefusal,
+    ErrorCode,
+    FailedError,
+    PlatformError,
+    RejectedError,
+)
 from sluice.profiles import EMBED
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as control
@@ -315,7 +322,7 @@ class Embedders:
             try:
                 return await _call(usable[chosen.replica_id], tokens, give_up_at_s)
             except FailedError as error:
-                if error.code is ErrorCode.DEADLINE_EXCEEDED:
+                if not error.code.policy.is_tried_elsewhere:
                     raise
                 failure = error
         if self._is_stopping:
@@ -342,7 +349,7 @@ async def _call(replica: _Replica, tokens: Sequence[int], give_up_at_s: float) -
     except FailedError as error:
         if error.code is ErrorCode.REPLICA_LOST and left_s < ANSWER_S:
             raise _too_late() from error  # the short wait is no evidence against the replica
-        is_gone = error.code is not ErrorCode.ENGINE_FAILED
+        is_gone = error.code.policy.from_engine is not EngineRefusal.FAILED
         outcome, reason = (
             (EmbedOutcome.UNREACHABLE if is_gone else EmbedOutcome.FAILED),
             error.message,

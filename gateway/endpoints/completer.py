@@ -415,7 +415,7 @@ class Completer:
             tenant_id = exchange.principal.tenant.id
             found = self._guards.close(exchange.generations, tenant_id, exchange.request_id)
             exchange.guard_rules = rule_ids(found)
-        was_served = tally.output_tokens > 0 or not exchange.has_failed
+        was_served = tally.output_tokens > 0 or not exchange.is_aborted
         self._settle(exchange, tally, was_served=was_served)
         # If a keep-alive comment began the stream, the first token was sent later.
         if exchange.has_begun and not exchange.first_sent_at_s:
@@ -428,7 +428,7 @@ class Completer:
         metrics.total.observe(ended_at_s - exchange.received_at_s)
         metrics.ended(
             exchange.principal.tenant.id,
-            exchange.outcome if exchange.has_failed else "",
+            exchange.outcome if exchange.is_aborted else "",
             ttft_s=(exchange.first_sent_at_s or tally.first_at_s or ended_at_s)
             - exchange.received_at_s,
             decode_s=ended_at_s - (tally.first_at_s or ended_at_s),
@@ -455,13 +455,13 @@ class Completer:
         auto = exchange.auto
         if auto is not None:
             self._metrics.auto.labels(auto.reason).inc()
-        if not exchange.has_failed:
+        if not exchange.is_aborted:
             pool_id, answers = exchange.model.pool_id, exchange.choices
             self._auto.note(auto, pool_id, tally, answers, ended_at_s)
 
     def _note(self, exchange: HttpExchange, decision: ReleaseDecision) -> None:
         """Count a request whose release a pin or a split has decided."""
         self._decided.note(exchange.principal.tenant.id, exchange.model.id, decision)
-        if decision.rollout_id and not exchange.has_failed:
+        if decision.rollout_id and not exchange.is_aborted:
             exchange.flaws = flaws_in(exchange.generations[0])
             self._scores.offer(exchange)

@@ -164,9 +164,10 @@ class HttpExchange:
         self._begun = b""
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the outcome is an error, other than a block by a rule of the tenant."""
-        return policy_of(self.outcome) is not None and self.outcome != ErrorCode.CONTENT_FILTER
+    def is_aborted(self) -> bool:
+        """Whether the request ended without its whole answer, as at a disconnect of the client."""
+        policy = policy_of(self.outcome)
+        return policy is not None and policy.is_abort
 
     @property
     def is_charged(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from gateway.metrics import GatewayMetrics
-from sluice.errors import ErrorCode
+from sluice.errors import policy_of
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ class AnswerCounts:
         counter = self._counters.get(key)
         if counter is None:
             count = self._metrics.requests.labels(endpoint, str(status), outcome).inc
-            is_error = status >= 400 or outcome in ErrorCode.__members__.values()
+            is_error = status >= 400 or policy_of(outcome) is not None
             counter = self._counters[key] = (count, is_error)
         count, is_error = counter
         count()

@@ -7,7 +7,7 @@ from math import inf
 from replica.engine.types import Finish, FinishedEvent, RefusedError
 from replica.host.frames import micros
 from replica.host.news import Outbox, SequenceEnd, SequenceRecord, StepNews
-from sluice.errors import ErrorCode
+from sluice.errors import EngineRefusal
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 Reply = Callable[[wire.HostFrame], None]  # sends the only answer to a request
@@ -20,11 +20,11 @@ _REASONS = {
     Finish.BUSY: wire.FINISH_REASON_BUSY,
     Finish.FAILED: wire.FINISH_REASON_FAILED,
 }
-# Refusals that the request did not cause, so that another replica may accept it, or this one later.
-_NOT_ITS_FAULT = {
-    ErrorCode.ENGINE_BUSY: Finish.BUSY,
-    ErrorCode.DRAINING: Finish.BUSY,
-    ErrorCode.ENGINE_FAILED: Finish.FAILED,
+_FINISHES = {
+    EngineRefusal.REQUEST: Finish.REFUSED,
+    EngineRefusal.BUSY: Finish.BUSY,
+    EngineRefusal.DRAINING: Finish.BUSY,
+    EngineRefusal.FAILED: Finish.FAILED,
 }
 
 
@@ -124,7 +124,7 @@ def refused_frame(error: RefusedError) -> wire.HostFrame:
 
 def refusal(key: int, error: RefusedError, prompt_tokens: int = 0) -> FinishedEvent:
     """Return the end event of a sequence that was not accepted."""
-    reason = _NOT_ITS_FAULT.get(error.code, Finish.REFUSED)
+    reason = _FINISHES[error.code.policy.from_engine]
     return FinishedEvent(key, reason, error.code, error.message, prompt_tokens, param=error.param)
 
 

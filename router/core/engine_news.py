@@ -8,7 +8,7 @@ from router.core.lifecycle import RequestLifecycle
 from router.core.types.config import CoreConfig
 from router.core.types.ending import FINISHED, Ending
 from router.core.types.request import Dispatch
-from sluice.errors import ErrorCode, policy_of
+from sluice.errors import EngineRefusal, ErrorCode, policy_of
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -136,7 +136,8 @@ class EngineNews:
             ending = Ending(kind, code, message, param=entry.param, output_tokens=tokens)
             self._lifecycle.end(dispatch.request, ending)
         elif entry.reason == engine.FINISH_REASON_BUSY:
-            drains = entry.code == ErrorCode.DRAINING
+            policy = policy_of(entry.code)
+            drains = policy is not None and policy.from_engine is EngineRefusal.DRAINING
             pause_s = self._config.draining_pause_s if drains else self._config.busy_pause_s
             book.busy_until = now + pause_s
             self._busy[book.replica_id] = book

@@ -1,9 +1,11 @@
 """Pages made from the code say what the code says."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 from cli.reference import (
+    ERROR_COLUMNS,
     SETTINGS,
     descriptions,
     metrics_page,
@@ -11,6 +13,7 @@ from cli.reference import (
     security_page,
     settings_page,
 )
+from sluice.errors import ErrorPolicy
 
 ROOT = Path(__file__).parents[3]
 STALE = "stale: run `make docs`"
@@ -28,6 +31,11 @@ def test_the_table_of_errors_is_fresh():
     text = (ROOT / "docs" / "overload.md").read_text()
     assert text == overload_page(text), STALE
     assert "| `queue_full` | 503 |" in text
+
+
+def test_the_table_of_errors_has_every_rule():
+    other = {"status", "own_kind", "from_engine", "release"}
+    assert {field.name for field in fields(ErrorPolicy)} == ERROR_COLUMNS.keys() | other
 
 
 def test_the_table_of_sockets_is_as_the_code():

@@ -217,3 +217,13 @@ def test_no_replaced_caller_is_kept(monkeypatch: Any, is_snapshot: bool) -> None
     assert (parsed(open_).key_id, parsed(open_).release) == ("k", "1")
     del open_
     assert caller() is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_aborted"),
+    [("stop", False), ("content_filter", False), ("client_closed", True), ("slow_reader", True)],
+)
+def test_an_exchange_is_aborted_if_its_answer_is_not_whole(outcome: str, is_aborted: bool) -> None:
+    it = exchange()
+    it.outcome = outcome
+    assert it.is_aborted is is_aborted

@@ -1,4 +1,11 @@
-from sluice.errors import POLICIES, ErrorCode, ErrorEvidence, PlatformError, policy_of
+from sluice.errors import (
+    POLICIES,
+    EngineRefusal,
+    ErrorCode,
+    ErrorEvidence,
+    PlatformError,
+    policy_of,
+)
 
 
 def test_every_code_has_a_policy() -> None:
@@ -15,6 +22,17 @@ def test_a_retried_code_is_no_fault_of_the_caller() -> None:
         assert not (policy.lets_stand_in and policy.is_passed_over), "one says both"
         assert not policy.goes_to_control or policy.release is ErrorEvidence.FAULT
         assert not policy.is_of_engine or 400 <= policy.status < 500
+        assert not policy.is_costly_again or policy.is_asked_again
+        assert not policy.is_tried_elsewhere or policy.status >= 500
+        assert not policy.is_failure or policy.is_abort, "a failed request is not whole"
+        assert policy.from_engine is EngineRefusal.REQUEST or policy.status >= 500
+
+
+def test_a_client_that_hangs_up_aborts_its_request_and_is_no_failure() -> None:
+    assert {code for code in ErrorCode if code.policy.is_abort and not code.policy.is_failure} == {
+        ErrorCode.CLIENT_CLOSED
+    }
+    assert [code for code in ErrorCode if not code.policy.is_abort] == [ErrorCode.CONTENT_FILTER]
 
 
 def test_only_limits_of_the_caller_are_429_and_only_ours_are_503() -> None:
