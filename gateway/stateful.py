@@ -10,9 +10,9 @@ from gateway.bases.assets import AssetCache
 from gateway.batches.client import BatchClient
 from gateway.batches.routes import Batches
 from gateway.batches.worker import BatchWorker
-from gateway.chat_store.compactor import ChatCompactor
-from gateway.chat_store.routes import KeptCompletions
-from gateway.chat_store.tool_planning import ChatToolPlanning
+from gateway.chat.compactor import ChatCompactor
+from gateway.chat.endpoint import ChatCompletions
+from gateway.chat.tool_planning import ChatToolPlanning
 from gateway.content.seals import ContentSeals
 from gateway.conversations.routes import Conversations
 from gateway.conversations.store import ConversationStore
@@ -63,7 +63,7 @@ class StatefulApis:
 
     background: BackgroundResponses
     lines: BatchWorker
-    completions: KeptCompletions
+    completions: ChatCompletions
     sockets: ResponseSockets
 
     def __init__(
@@ -151,7 +151,7 @@ class StatefulApis:
         Conversations(directory, conversations).add_to(routes)
         chat_tools = ChatToolPlanning(directory, self.tools.catalog)
         chats = ChatCompactor(compactor, seals)
-        self.completions = KeptCompletions(directory, answering, chat_tools, chats, kept)
+        self.completions = ChatCompletions(directory, answering, chat_tools, chats, kept)
         self.completions.add_to(routes)
         files = FileStore(self.records)
         TenantFiles(directory, files).add_to(routes)

@@ -9,7 +9,7 @@ from gateway.anthropic.stream import BlockGeneration
 from gateway.bodies.anthropic import AnthropicRequest
 from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.dispatch.tally import Tally
-from gateway.endpoints.chat import ChatTask
+from gateway.endpoints.chat_task import ChatTask
 from gateway.endpoints.task import StreamWriters
 from sluice.errors import PlatformError
 

@@ -21,7 +21,7 @@ from gateway.bodies.response_items import CompactionItem, InputItem, messages_of
 from gateway.bodies.responses import CompactRequest, ResponseRequest, ServiceTier
 from gateway.bodies.summaries import SUMMARY_PROMPT, CompactionPolicy
 from gateway.directory import Directory, Principal
-from gateway.endpoints.chat import ChatTask
+from gateway.endpoints.chat_task import ChatTask
 from gateway.endpoints.completer import Completer
 from gateway.endpoints.reading import read_parsed
 from gateway.limits.limiter import Limiter

@@ -14,7 +14,7 @@ from gateway.bodies.response_items import CompactionItem, InputItem, messages_of
 from gateway.bodies.responses import ResponseRequest, echo_of
 from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.dispatch.tally import Tally
-from gateway.endpoints.chat import ChatTask
+from gateway.endpoints.chat_task import ChatTask
 from gateway.endpoints.task import StreamWriters
 from gateway.resolved import ResolvedModel
 from gateway.responses.context import ResponseContext

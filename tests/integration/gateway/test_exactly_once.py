@@ -9,7 +9,7 @@ import pytest
 
 from gateway.dialects.dialect import Dialect
 from gateway.dispatch.streamed import StreamedGeneration
-from gateway.endpoints.chat import ChatTask
+from gateway.endpoints.chat_task import ChatTask
 from gateway.limits.limiter import Limiter
 from sluice.events import EventProducer
 from sluice.wire.router.v1 import router_pb2 as wire

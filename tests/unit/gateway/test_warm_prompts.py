@@ -9,7 +9,7 @@ import pytest
 
 from gateway.bases.assets import load_base
 from gateway.bodies.parsing import parse
-from gateway.endpoints.chat import ChatTask
+from gateway.endpoints.chat_task import ChatTask
 from gateway.resolved import ResolvedModel
 from sluice.hashing import BLOCK_TOKENS
 from sluice.wire.control.v1 import control_pb2 as control

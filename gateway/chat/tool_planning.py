@@ -3,9 +3,9 @@
 from typing import Any
 
 from gateway.bodies.mistakes import unsupported
-from gateway.chat_store.tool_task import ChatRounds, ToolChatTask
+from gateway.chat.tool_task import ChatRounds, ToolChatTask
 from gateway.directory import Directory, Principal
-from gateway.endpoints.chat import ChatTask
+from gateway.endpoints.chat_task import ChatTask
 from gateway.tools.catalog import ToolCatalog, WantedTools, names_of_model
 from gateway.tools.plan import ToolPlan
 

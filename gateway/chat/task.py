@@ -7,13 +7,13 @@ from typing import Any
 from pydantic import ConfigDict
 
 from gateway.bodies.messages import CompactedHistory, Message
-from gateway.chat_store.keeper import CompletionKeeper
-from gateway.chat_store.record import completion_head, record_of
+from gateway.chat.keeper import CompletionKeeper
+from gateway.chat.record import completion_head, record_of
 from gateway.dialects.delta import AnswerDelta
 from gateway.dispatch.generation import GenerationSpec, WholeGeneration
 from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.streamed import StreamedGeneration
-from gateway.endpoints.chat import ChatTask
+from gateway.endpoints.chat_task import ChatTask
 from gateway.endpoints.task import StreamEnd, StreamWriters
 from gateway.metrics import FastHistogram
 from gateway.text.sse import ChatChunks, ChunkWriter, StreamHead

@@ -1,4 +1,7 @@
-"""Routes that create chat completions, and that read those stored with `"store": true`."""
+"""The endpoint POST /v1/chat/completions, and the routes of completions stored by `"store": true`.
+
+`ToolAnswering` (`gateway/tools/answering.py`) answers, which is the `Completer` for one round.
+"""
 
 from functools import partial
 from typing import Any
@@ -9,13 +12,13 @@ from aiohttp import web
 from gateway.bodies.conversations import MetadataChange
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import parse
-from gateway.chat_store.compactor import ChatCompactor
-from gateway.chat_store.keeper import KIND, CompletionKeeper
-from gateway.chat_store.task import KeptChatTask
-from gateway.chat_store.tool_planning import ChatToolPlanning
-from gateway.chat_store.tool_task import ToolChatTask
+from gateway.chat.compactor import ChatCompactor
+from gateway.chat.keeper import KIND, CompletionKeeper
+from gateway.chat.task import KeptChatTask
+from gateway.chat.tool_planning import ChatToolPlanning
+from gateway.chat.tool_task import ToolChatTask
 from gateway.directory import Directory, Principal
-from gateway.endpoints.chat import ChatTask
+from gateway.endpoints.chat_task import ChatTask
 from gateway.endpoints.reading import read_parsed
 from gateway.records.client import missing
 from gateway.records.pages import listed, page_of
@@ -37,7 +40,7 @@ _FILTERS_MAX = 16
 _SETTLE_S = 1.0
 
 
-class KeptCompletions:
+class ChatCompletions:
     """Routes of one worker that create chat completions, and that read the stored ones."""
 
     def __init__(

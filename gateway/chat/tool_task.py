@@ -8,13 +8,13 @@ import orjson
 from pydantic import ConfigDict
 
 from gateway.bodies.messages import CompactedHistory, Message
-from gateway.chat_store.keeper import CompletionKeeper
-from gateway.chat_store.record import completion_head, record_of
-from gateway.chat_store.tool_events import ToolChatChunks
+from gateway.chat.keeper import CompletionKeeper
+from gateway.chat.record import completion_head, record_of
+from gateway.chat.tool_events import ToolChatChunks
 from gateway.dispatch.generation import GenerationSpec
 from gateway.dispatch.pace import AttemptPace
 from gateway.dispatch.streamed import StreamedGeneration
-from gateway.endpoints.chat import ChatTask
+from gateway.endpoints.chat_task import ChatTask
 from gateway.endpoints.task import StreamWriters, prompt_annotations
 from gateway.metrics import FastHistogram
 from gateway.server.errors import body_of

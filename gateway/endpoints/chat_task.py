@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""The task of a chat completion. The route is in `gateway/chat/endpoint.py`."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial

@@ -5,7 +5,7 @@ from aiohttp import web
 from gateway.bodies.chat_compaction import expanded_chat, split_chat, summed_up
 from gateway.bodies.messages import CompactedHistory
 from gateway.directory import Principal
-from gateway.endpoints.chat import ChatTask
+from gateway.endpoints.chat_task import ChatTask
 from gateway.responses.compaction_seal import CompactionSeals
 from gateway.responses.compactor import Compactor
 from gateway.server.identity import identity_of

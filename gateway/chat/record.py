@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 
 from gateway.bodies.messages import Message
-from gateway.chat_store.keeper import KIND
-from gateway.endpoints.chat import ChatTask
+from gateway.chat.keeper import KIND
+from gateway.endpoints.chat_task import ChatTask
 from sluice.wire.state.v1 import state_pb2 as wire
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.chat_store.tool_events import ToolChatChunks
+from gateway.chat.tool_events import ToolChatChunks
 from gateway.dialects.delta import AnswerDelta, CallDelta
 from gateway.text.sse import StreamHead
 from gateway.tools.plan import CallTarget, ListedServer, PlannedTool
