@@ -16,6 +16,7 @@ from cli.stack.errors import StackError
 from cli.stack.home import Home, Secrets, load_secrets, render_env, save_secrets, write_atomic
 from cli.stack.seed import ShippedBase, first_token, seed, wait_answering
 from cli.stack_commands import EngineOption, fail
+from sluice.engines import OPENVINO
 
 _CONTROL_PLANE_S = 60.0
 _PUSH_S = 120.0
@@ -46,9 +47,7 @@ def bootstrap(
     base: Annotated[
         Path | None, typer.Option(help="Directory of another base than the shipped one.")
     ] = None,
-    engine: Annotated[
-        EngineOption, typer.Option(help="Engine that serves the base.")
-    ] = EngineOption.OPENVINO,
+    engine: EngineOption = OPENVINO.name,
     replicas: Annotated[int, typer.Option(min=1, max=16, help="Replicas of the pool.")] = 1,
     first_token_s: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for a first token; 0: no wait.")
@@ -74,7 +73,7 @@ def bootstrap(
     secrets = replace(load_secrets(home), admin_key=key)
     try:
         shipped = import_base(base, home.artifacts)
-        secrets = asyncio.run(_give(url, home, shipped, secrets, engine.value, replicas))
+        secrets = asyncio.run(_give(url, home, shipped, secrets, engine, replicas))
         write_atomic(
             home.env_file,
             render_env({"OPENAI_BASE_URL": public, "OPENAI_API_KEY": secrets.demo_key}),

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from enum import StrEnum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -18,6 +17,7 @@ from cli.render import console, curl_line, show_json, started_table, status_json
 from cli.stack.errors import StackError
 from cli.stack.home import Home, load_secrets, read_env, try_lock
 from cli.stack.state import READY, StackState, is_supervised, read_state, start_ticks
+from sluice.engines import ENGINES, OPENVINO, names
 
 if TYPE_CHECKING:
     from cli.stack.progress import Renderer
@@ -27,11 +27,24 @@ _INTERRUPTED = 130
 _STOP_TIMEOUT_S = 90.0  # seconds, the sum of the grace times of all layers
 
 
-class EngineOption(StrEnum):
-    """Engines that replicas of a local stack can run."""
+_LOCAL_ENGINES = names(lambda engine: engine.is_local)
 
-    OPENVINO = "openvino"
-    SIM = "sim"
+
+def _local_engine(value: str) -> str:
+    """Raise BadParameter for an engine that a local stack does not run."""
+    if value not in _LOCAL_ENGINES:
+        raise typer.BadParameter(f"{value!r}: choose {' or '.join(_LOCAL_ENGINES)}")
+    return value
+
+
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        metavar=f"[{'|'.join(_LOCAL_ENGINES)}]",
+        callback=_local_engine,
+        help=" ".join(f"{name}: {ENGINES[name].summary}." for name in _LOCAL_ENGINES),
+    ),
+]
 
 
 def fail(message: str, code: int = 1) -> typer.Exit:
@@ -62,10 +75,7 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return as soon as the stack serves.")
     ] = False,
-    engine: Annotated[
-        EngineOption,
-        typer.Option(help="openvino: a real model on the CPU. sim: timed answers without weights."),
-    ] = EngineOption.OPENVINO,
+    engine: EngineOption = OPENVINO.name,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the OpenAI API.")] = 8000,
     admin_port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port of the admin REST.")
@@ -95,7 +105,7 @@ def up(
     """
     home = Home.find()
     arguments = [
-        f"--engine={engine.value}",
+        f"--engine={engine}",
         f"--port={port}",
         f"--admin-port={admin_port}",
         f"--replicas={replicas}",
@@ -110,7 +120,7 @@ def up(
         from cli.stack.services import StackOptions
 
         options = StackOptions(
-            engine.value, port, admin_port, replicas, base, embeddings, otlp_endpoint, tls
+            engine, port, admin_port, replicas, base, embeddings, otlp_endpoint, tls
         )
         _run_here(home, options, ready_fd)
 

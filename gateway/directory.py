@@ -14,10 +14,11 @@ from gateway.names import Names, PublicModel, matches
 from gateway.owned_objects import OwnedObjects
 from gateway.resolved import ReleaseFork, ResolvedModel
 from gateway.rollouts.decision import PINNED, ReleaseDecision
+from sluice.engines import profile_of
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.hashing import cache_root
 from sluice.limits import CONTEXT, limits_of, narrowest
-from sluice.profiles import FRAMES, profile_of
+from sluice.profiles import FRAMES
 from sluice.scopes import Scope
 from sluice.split import SHARE_MAX, ReleaseSplit
 from sluice.watch import STEP_OBJECTS, ControlState

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 
 from gateway.pool_choice import PoolReason, ServingPool, choose_pool
 from gateway.resolved import PoolOptions, ResolvedModel
+from sluice.engines import profile_of
 from sluice.hashing import session_hash
-from sluice.profiles import FRAMES, profile_of
+from sluice.profiles import FRAMES
 from sluice.wire.control.v1 import control_pb2 as wire
 
 

@@ -5,7 +5,8 @@ import time
 from gateway.dispatch.routers import RouterLinks
 from gateway.embedding.embedders import Embedders
 from gateway.pool_status import PoolStatus, status_of_cells
-from sluice.profiles import EMBED, profile_of
+from sluice.engines import profile_of
+from sluice.profiles import EMBED
 from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as control
 

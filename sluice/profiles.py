@@ -19,8 +19,3 @@ class Profile:
 
 FRAMES = Profile("frames", "llm")
 EMBED = Profile("embed", "embed")
-
-
-def profile_of(engine: str) -> Profile:
-    """Return the profile of a pool's engine."""
-    return EMBED if engine == "embed" else FRAMES

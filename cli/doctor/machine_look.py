@@ -14,6 +14,7 @@ from cli.stack.home import Home
 from cli.stack.ports import listener_of
 from cli.stack.preflight import missing_wheels, triton_problems
 from cli.stack.state import is_supervised, read_state
+from sluice.engines import OPENVINO
 from sluice.process import port_is_free
 
 _HOST = "127.0.0.1"
@@ -47,7 +48,7 @@ def _engine_problems() -> Sequence[str]:
     if missing_wheels():
         return ()  # another check reports this
     try:
-        return triton_problems(["openvino"])
+        return triton_problems([OPENVINO.name])
     except (StackError, OSError) as error:
         return [str(error)]
 

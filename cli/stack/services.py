@@ -18,6 +18,7 @@ from cli.stack.supervisor import SupervisedService
 from cli.stack.tracestore import tracestore_spec
 from cli.stack.valkey import valkey_spec, valkey_url
 from sluice.certificates import Certificates, MtlsSettings, install, ours
+from sluice.engines import OPENVINO
 from sluice.identity import CertificateRole
 from sluice.process import MARKER, ProcessSpec
 
@@ -69,7 +70,7 @@ class StackOptions:
         has_tls: Whether the stack's processes use mutual TLS among each other, and TLS to clients.
     """
 
-    engine: str = "openvino"
+    engine: str = OPENVINO.name
     port: int = 8000
     admin_port: int = 8001
     replicas: int = 1

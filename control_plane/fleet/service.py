@@ -23,8 +23,9 @@ from control_plane.fleet.planner import plan_replicas
 from control_plane.fleet.presence import Presence
 from control_plane.fleet.probe import refuses
 from control_plane.watch.feed import Feed
+from sluice.engines import profile_of
 from sluice.ids import new_id
-from sluice.profiles import FRAMES, profile_of
+from sluice.profiles import FRAMES
 
 log = structlog.get_logger(__name__)
 

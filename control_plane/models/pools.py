@@ -10,8 +10,9 @@ from control_plane.access.roles import Action
 from control_plane.fields import AdminBody, Id
 from control_plane.http.resources import Resource, Values
 from control_plane.tables import model_pools, models, pools
+from sluice.engines import profile_of
 from sluice.errors import BadRequestError, ErrorCode
-from sluice.profiles import FRAMES, profile_of
+from sluice.profiles import FRAMES
 
 POOLS_MAX = 8  # largest number of pools per model
 _FACTOR_MAX = 1000.0

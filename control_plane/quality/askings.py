@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from sluice.profiles import FRAMES, profile_of
+from sluice.engines import profile_of
+from sluice.profiles import FRAMES
 from sluice.watch import ControlState
 from sluice.wire.agent.v1 import agent_pb2 as wire
 from sluice.wire.control.v1 import control_pb2 as control

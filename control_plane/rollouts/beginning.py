@@ -16,8 +16,9 @@ from control_plane.rollouts.plan import Plan
 from control_plane.rollouts.repository import KeptRollout
 from control_plane.rollouts.state import Start
 from control_plane.tables import models, pools, releases
+from sluice.engines import profile_of
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
-from sluice.profiles import EMBED, profile_of
+from sluice.profiles import EMBED
 
 Values = dict[str, Any]
 

@@ -10,7 +10,6 @@ from control_plane.scaling.demand import DemandHistory
 BOOT_PRIOR_S = (180.0, 300.0)
 _BOOTS_KEPT = 32
 _BOOTS_ENOUGH = 8  # number of measured boots from which on the assumed ones are not used
-SLEEPING_ENGINES = frozenset({"openvino", "sim"})  # engines that can release their KV memory
 
 
 class Cause(StrEnum):

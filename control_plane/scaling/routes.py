@@ -22,7 +22,6 @@ from control_plane.http.routes import ACTOR, AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.scaling import repository
 from control_plane.scaling.bodies import ScalingBody, ScalingBudgetBody, ScalingPinBody
-from control_plane.scaling.model import SLEEPING_ENGINES
 from control_plane.scaling.queries import ONE, PLAN_FIELDS, bounds_of, missing_bounds
 from control_plane.scaling.service import decision_of, look_at
 from control_plane.scaling.tables import (
@@ -33,6 +32,7 @@ from control_plane.scaling.tables import (
     scaling_changes,
 )
 from control_plane.tables import pools
+from sluice.engines import ENGINES
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 INTERVAL_S = 15.0
@@ -345,7 +345,8 @@ async def _why_awake(write: Write, key: str) -> str:
     query: Any = select(pools.c.engine, pools.c.roles).where(pools.c.id == key)
     row = await first(write.connection, query)
     assert row is not None, "the pool's row is locked"
-    if row["engine"] not in SLEEPING_ENGINES:
+    engine = ENGINES.get(row["engine"])
+    if engine is None or not engine.can_sleep:
         return f"engine {row['engine']} cannot sleep: set sleepers_share and sleepers_min to 0"
     if any(row["roles"].values()):
         return "replicas of a pool with roles cannot sleep: set the roles to 0, or the sleepers"

@@ -7,6 +7,7 @@ are written by hand. Needs kubectl or kustomize.
 """  # noqa: INP001 - a script beside what it belongs to
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from sluice.engines import names
 
 sys.path.insert(0, str(Path(__file__).parent))
 from unify import (
@@ -44,7 +47,16 @@ SWITCHES = {
     "zones": "$.Values.zones.required",
     "prometheus-operator": "$.Values.monitors.enabled",
 }
-OF_NODES = {"embed": '(eq $pool.engine "embed")', "gpu": '(eq $pool.engine "trtllm")'}
+
+
+def _is_of_nodes(nodes: str) -> str:
+    found = " ".join(f'"{name}"' for name in names(lambda engine: engine.nodes == nodes))
+    return f"(eq $pool.engine {found})"
+
+
+OF_NODES = {nodes: _is_of_nodes(nodes) for nodes in ("embed", "gpu")}
+SCHEMA = HOME / "sluice" / "values.schema.json"
+_SCHEMA_ENGINES = re.compile(r'(?<="engine": \{"enum": )\[[^]]*\]')
 # Each switch alone, and the pairs whose parts touch.
 VARIANTS: tuple[tuple[str, ...], ...] = (
     (),
@@ -129,6 +141,12 @@ def templates() -> dict[str, str]:
     return {f"{name}.yaml": HEADER + "".join(texts) for name, texts in files.items()}
 
 
+def schema(text: str) -> str:
+    """Return the schema of the values with the engines that the chart has nodes for."""
+    engines = names(lambda engine: bool(engine.nodes))
+    return _SCHEMA_ENGINES.sub(json.dumps(engines), text, count=1)
+
+
 def digest() -> str:
     """Return the SHA-256 of all that the templates are made of, and of the templates."""
     sources = [it for it in KUBERNETES.rglob("*") if it.suffix in {".yaml", ".json"}]
@@ -147,6 +165,7 @@ def main() -> None:
             file.unlink()
     for name, text in made.items():
         (TEMPLATES / name).write_text(text)
+    SCHEMA.write_text(schema(SCHEMA.read_text()))
     DIGEST.write_text(digest())
 
 

@@ -14,9 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluice.engines import ENGINES
+
 GLIBC_MIN = (2, 35)
 SHM_BYTES_MIN = 64 << 20
-_OPENVINO_ENGINES = ("openvino", "embed")
+# Distributions of all engines.
+_PACKAGES = sorted({package for engine in ENGINES.values() for package in engine.packages})
 STUB = "triton_python_backend_stub"
 VENDOR_TRITON = Path("/opt/tritonserver")
 SHM = Path("/dev/shm")  # noqa: S108 - POSIX shared memory is there, on every Linux
@@ -71,7 +74,7 @@ def inspect_installation() -> Installation:
         libpython=str(sysconfig.get_config_var("INSTSONAME") or ""),
         libpython_dir=_libpython_dir(str(sysconfig.get_config_var("INSTSONAME") or "")),
         glibc=_glibc(),
-        versions=_versions("numpy", "openvino", "nvidia-pytriton"),
+        versions=_versions("numpy", "nvidia-pytriton", *_PACKAGES),
         triton=_triton(),
         shm_bytes_free=_shm_bytes_free(),
     )
@@ -119,9 +122,16 @@ def _package_problems(found: Installation, engines: Sequence[str]) -> list[str]:
             f"numpy {numpy} breaks the tensors of Triton's stub (it repeats the first element and "
             "sends empty outputs): pip install 'numpy<2'"
         )
-    needing = [engine for engine in engines if engine in _OPENVINO_ENGINES]
-    if needing and "openvino" not in found.versions:
-        problems.append(f"the engine {needing[0]} needs openvino: pip install openvino")
+    missing = {
+        package: engine
+        for engine in reversed(engines)
+        for package in ENGINES[engine].packages
+        if package not in found.versions
+    }
+    problems += [
+        f"the engine {engine} needs {package}: pip install {package}"
+        for package, engine in missing.items()
+    ]
     return problems
 
 

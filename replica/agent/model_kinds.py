@@ -1,15 +1,16 @@
-"""Defines the table of engines, with the Triton model and the health check of each engine.
+"""The Triton model and the health check of each engine of `sluice.engines`.
 
-A node can offer only engines in this table. AGENT__ENGINES can select from them.
+A node can offer only these engines. AGENT__ENGINES can select from them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from replica.agent.canary import LlmCanary
 from replica.agent.embed_canary import EmbedCanary
 from replica.agent.replica_state import EngineSpec
+from sluice.engines import ENGINES
 from sluice.profiles import EMBED, FRAMES
 
 # Runs a real inference at an address (host:port) within a number of seconds. Returns the number of
@@ -42,23 +43,29 @@ class ModelKind:
         connect: Function that creates a client for canaries to the engine at an address.
         uses_accelerators: Whether engines of this kind use accelerators. If so, the cordon of an
             accelerator drains the replicas that use it.
-        can_sleep: Whether the agent may request that an engine releases its KV memory. The engine
-            may still refuse.
+        can_sleep: Whether the agent may request that an engine releases its KV memory.
     """
 
     model: str
     connect: Callable[[str], CanaryLink]
     uses_accelerators: bool = False
-    can_sleep: bool = True
+    can_sleep: bool = False
 
 
 LLM = ModelKind(FRAMES.triton_model, LlmCanary)
+_CANARIES: Mapping[str, Callable[[str], CanaryLink]] = {
+    FRAMES.name: LlmCanary,
+    EMBED.name: EmbedCanary,
+}
 
 KINDS: Mapping[str, ModelKind] = {
-    "openvino": LLM,
-    "sim": LLM,
-    "trtllm": replace(LLM, uses_accelerators=True),
-    "embed": ModelKind(EMBED.triton_model, EmbedCanary, can_sleep=False),
+    engine.name: ModelKind(
+        engine.profile.triton_model,
+        _CANARIES[engine.profile.name],
+        uses_accelerators=engine.uses_accelerators,
+        can_sleep=engine.can_sleep,
+    )
+    for engine in ENGINES.values()
 }
 
 

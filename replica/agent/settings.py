@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 from pydantic_settings import SettingsConfigDict
 
+from sluice.engines import names
 from sluice.settings import Address, BindAddress, OptionalBindAddress, ServiceSettings
 
 
@@ -79,7 +80,7 @@ class AgentSettings(ServiceSettings):
     download_bytes_per_second: float = Field(default=0.0, ge=0)
     upload_bytes_per_second: float = Field(default=0.0, ge=0)
     http_address: Address
-    engines: str = "openvino,sim,embed"
+    engines: str = ",".join(names(lambda engine: engine.is_offered))
     engine_host: str = "127.0.0.1"
     engine_uid: int = Field(default=10001, ge=0)
     hides_secrets: bool = True

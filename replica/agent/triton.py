@@ -40,6 +40,7 @@ from replica.agent.secret_option import SecretOption
 from sluice.artifacts import artifact_path
 from sluice.certificates import CertificateError, ours
 from sluice.channels import engine_header
+from sluice.engines import names
 from sluice.process import (
     MARKER,
     ChildProcess,
@@ -53,7 +54,7 @@ from sluice.procfs import environment, group_processes, kill_marked
 log = structlog.get_logger(__name__)
 
 MODEL = LLM.model
-DEFAULT_ENGINES = ("openvino", "sim", "embed")
+DEFAULT_ENGINES = names(lambda engine: engine.is_offered)
 # Environment variable with the state directory, which marks all processes that an agent started.
 OWNER = "SLUICE_AGENT"
 EXIT_TIMEOUT_S = 5  # seconds after SIGTERM during which open streams may end

@@ -19,8 +19,10 @@ from replica.engine.sampler import Sampler
 from replica.engine.scheduler import EngineScheduler
 from replica.engine.speculation import DRAFT_TOKENS_MAX
 from replica.engine.types import Capabilities, Limits
-from sluice.adapter_ranks import OPENVINO
+from sluice.adapter_ranks import adapter_room
 from sluice.hashing import cache_root
+
+_ROOM = adapter_room("openvino")
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +75,8 @@ class OpenvinoOptions:
     prefix_cache: bool = True
     precision: str = "auto"
     kv_precision: str = "auto"
-    adapter_slots: int = OPENVINO.slots
-    adapter_rank: int = OPENVINO.rank
+    adapter_slots: int = _ROOM.slots
+    adapter_rank: int = _ROOM.rank
     adapter_memory_bytes: int = 1 << 30
     base_graph: str = "auto"
     draft_tokens: int = -1

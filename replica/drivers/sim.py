@@ -40,9 +40,11 @@ from replica.engine.core import ScheduledEngine
 from replica.engine.plan import Adapter, ScheduledSequence, StepFailedError, StepOutput, StepPlan
 from replica.engine.scheduler import EngineScheduler
 from replica.engine.types import Capabilities, Limits, RefusedError, SequenceRequest
-from sluice.adapter_ranks import SIM
+from sluice.adapter_ranks import adapter_room
 from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
+
+_ROOM = adapter_room("sim")
 
 log = logging.getLogger(__name__)
 
@@ -111,8 +113,8 @@ class SimOptions:
     noise: float = 0.0
     seed: int = 0
     wake_s: float = 1.0
-    adapter_slots: int = SIM.slots
-    adapter_rank: int = SIM.rank
+    adapter_slots: int = _ROOM.slots
+    adapter_rank: int = _ROOM.rank
     adapter_memory_bytes: int = 16 << 30
     adapter_read_s: float = 1.0
     adapter_load_s: float = 0.05

@@ -14,8 +14,10 @@ from typing import Any, cast
 
 from replica.drivers.options import OptionsError
 from replica.drivers.trtllm_api import TrtllmApi
-from sluice.adapter_ranks import TRTLLM
+from sluice.adapter_ranks import adapter_room
 from sluice.hashing import BLOCK_TOKENS
+
+_ROOM = adapter_room("trtllm")
 
 # Kind of speculation -> names of its class. The first that exists in the installed version is used.
 _SPECULATION: Mapping[str, tuple[str, ...]] = {
@@ -90,8 +92,8 @@ class TrtllmOptions:
     stream_interval: int = 1
     grammars: str = "llguidance"
     grammars_unchecked: bool = False
-    adapter_slots: int = TRTLLM.slots
-    adapter_rank: int = TRTLLM.rank
+    adapter_slots: int = _ROOM.slots
+    adapter_rank: int = _ROOM.rank
     adapter_modules: str = "attn_q,attn_k,attn_v,attn_dense,mlp_h_to_4h,mlp_4h_to_h,mlp_gate"
     adapter_memory_bytes: int = 4 << 30
     adapters_cached_max: int = 64

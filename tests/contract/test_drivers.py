@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replica.drivers.registry import LOADERS
+from replica.drivers.registry import DRIVERS
 from replica.engine.driver import Sleeper
 from replica.engine.types import (
     URGENT_PRIORITY,
@@ -41,8 +41,8 @@ def request(key: int, prompt: list[int] | int = 5, output: int = 8, **fields) ->
 
 
 def test_every_registered_driver_is_under_contract(subject) -> None:
-    assert subject.name in LOADERS
-    assert set(LOADERS) == {"openvino", "sim", "trtllm"}
+    assert subject.name in DRIVERS
+    assert set(DRIVERS) == {"openvino", "sim", "trtllm"}
     driver = subject.make()
     assert driver.name == subject.name
     assert driver.limits == driver.limits

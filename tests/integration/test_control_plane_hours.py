@@ -17,7 +17,7 @@ from control_plane.fleet.hours import HOUR_US, ReplicaCounts, buckets, rows
 from control_plane.fleet.hours_repository import edges, prune_intervals
 from control_plane.fleet.hours_tables import replica_intervals
 from control_plane.fleet.model import Replica, ReplicaState
-from sluice.profiles import profile_of
+from sluice.engines import profile_of
 
 pytestmark = pytest.mark.real
 _T = replica_intervals.c

@@ -22,9 +22,9 @@ from replica.embedding.engine import load_embedding
 from replica.embedding.package import INSTALL, find_package
 from sluice.artifacts import artifact_path, import_directory
 from sluice.embeddings import EmbeddingClient, PairedTokens
+from sluice.engines import profile_of
 from sluice.errors import BadRequestError, ErrorCode, FailedError
 from sluice.identity import CertificateRole
-from sluice.profiles import profile_of
 from sluice.triton import Stub, messages
 from tests.links import trusted_channel
 from tests.support.random_bert import TINY, write_random_bert
