@@ -151,11 +151,6 @@ def limits_of(holder: Holder, model_id: str = "") -> Limits:
         holder: Message with the limits.
         model_id: Model whose limits are returned, or empty for the limits of all models together.
     """
-    return _columns_of(holder, model_id)
-
-
-def _columns_of(holder: Holder, model_id: str) -> Limits:
-    """Return the limits in messages of the older form, with a field for each kind."""
     # Only tiers have limits per model. The limits of a tenant are in a nested message.
     if model_id:
         found = getattr(holder, "model_limits", {}).get(model_id)

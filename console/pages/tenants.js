@@ -51,7 +51,6 @@ const limits = (them) =>
   Object.entries(them || {})
     .map(([name, it]) => `${name} ${count(it)}`)
     .join(", ") || NONE;
-const METERED = ["rpm", "tpm", "rpd", "requests_max"];
 
 function One({ id, me }) {
   const to = new Date(Math.ceil(Date.now() / 3600000) * 3600000);
@@ -149,7 +148,7 @@ function One({ id, me }) {
       ["tokens, 24 h", (it) => count(used[it.id]?.tokens || 0), "number"],
       [
         "limits",
-        (it) => limits(Object.fromEntries(METERED.filter((name) => it[name]).map((name) => [name, it[name]]))),
+        (it) => limits(Object.fromEntries(me.limits.filter((name) => it[name]).map((name) => [name, it[name]]))),
       ],
       [
         "tokens a minute, top hour",

@@ -28,6 +28,7 @@ from control_plane.http.bodies import read_body, refuse_unknown_query
 from control_plane.http.routes import REQUEST_ID, AdminRoute
 from sluice.errors import ErrorCode, PlatformError
 from sluice.ids import new_id
+from sluice.limits import METERED_NAMES
 
 _KIND = "sessions"
 _PATH, _ALL = "/console/session", "/console/sessions"
@@ -180,6 +181,7 @@ def _shown(session: ConsoleSession, secret: str) -> dict[str, Any]:
         "name": actor.name,
         "expires_at": session.expires_at.isoformat(),
         "csrf": csrf_token(secret),
+        "limits": METERED_NAMES,  # kinds of limits that a key may have
     }
 
 

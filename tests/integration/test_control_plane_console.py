@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from sluice.ids import new_id
+from sluice.limits import METERED_NAMES
 from sluice.wire.state.v1 import state_pb2 as wire
 from sluice.wire.state.v1.state_pb2_grpc import BatchServiceStub
 from tests.links import trusted_channel
@@ -52,6 +53,7 @@ async def test_a_key_becomes_a_session_that_ends_with_it(plane) -> None:
         assert (await client.get("/console/v1/tiers")).status_code == 401
         me = await signed_in(plane, client, made["key"], "Ada <b>")
         assert (me["actor"], me["role"], me["name"]) == (made["id"], "operator", "Ada <b>")
+        assert me["limits"] == list(METERED_NAMES)
         assert (await client.get("/console/v1/tiers")).status_code == 200
         assert (await client.get(SESSION)).json() == me
         # Each sign-in has a cookie of its own; one that came with it is of no use any more.

@@ -136,6 +136,21 @@ def test_an_extra_brings_the_servers_that_are_looked_up(package: str, extra: str
     assert names <= promised(extra) | OPTIONAL
 
 
+def test_a_module_of_sim_is_either_in_the_wheel_or_forbidden_there() -> None:
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    excluded = tables["hatch"]["build"]["targets"]["wheel"]["exclude"]
+    study = {path.strip("/").removesuffix(".py").replace("/", ".") for path in excluded}
+    name = "what the wheel has of sim knows nothing of the study"
+    contract = next(it for it in tables["importlinter"]["contracts"] if it["name"] == name)
+    assert set(contract["forbidden_modules"]) == study
+    modules = {
+        f"sim.{path.stem}"
+        for path in (ROOT / "sim").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert set(contract["source_modules"]) | study == modules - {"sim.__init__"}
+
+
 def test_the_wheel_names_every_package() -> None:
     tables = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     assert tuple(tables["hatch"]["build"]["targets"]["wheel"]["packages"]) == OURS
