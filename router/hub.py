@@ -38,6 +38,7 @@ _LOGGED = 4  # most replicas in the log of a decision
 # contain only tokens, which would wait for the next message to their gateway anyway. A tick costs
 # 30 microseconds.
 PASS_S = 0.001
+_QUEUE_S = 0.5  # seconds after which a queue beside ready replicas is reported
 _MEASURE_S = 0.25  # seconds between two updates of the metrics, besides every scrape
 
 
@@ -71,6 +72,7 @@ class Hub:
         self._frames = 0
         self._idle = asyncio.Event()
         self._wakeable: frozenset[str] = frozenset()
+        self._queue_look: asyncio.TimerHandle | None = None
         self.work_waits = asyncio.Event()
         self.is_ending = False
 
@@ -180,10 +182,20 @@ class Hub:
     def _note_work(self, cell_id: str) -> None:
         """Set `work_waits` if requests wait for a replica that the control plane can wake.
 
-        A single request that has just arrived at ready replicas is about to be dispatched.
+        A queue beside ready replicas counts if it is still there after `_QUEUE_S`.
         """
         cell = self.core.cells.get(cell_id)
-        if cell is not None and cell.queue.requests > (1 if cell.fleet.ready() else 0):
+        if cell is None or not cell.queue.requests:
+            return
+        if not cell.fleet.ready():
+            self.work_waits.set()
+        elif self._queue_look is None:
+            self._queue_look = self._loop.call_later(_QUEUE_S, self._look_at_queues)
+
+    def _look_at_queues(self) -> None:
+        self._queue_look = None
+        cells = [self.core.cells.get(cell_id) for cell_id in self._wakeable]
+        if any(cell is not None and cell.queue.requests for cell in cells):
             self.work_waits.set()
 
     # --- replicas ---------------------------------------------------------------------------
@@ -407,8 +419,9 @@ class Hub:
 
     def close(self) -> None:
         """Cancel the scheduled tick."""
-        if self._tick_handle is not None:
-            self._tick_handle.cancel()
+        for handle in (self._tick_handle, self._queue_look):
+            if handle is not None:
+                handle.cancel()
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until all messages to gateways are written, at most `timeout_s`."""
