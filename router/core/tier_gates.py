@@ -25,8 +25,11 @@ _FITTING = 0.5
 _WINDOW_S = 1.0  # time constant of the counts, and least age of an open gate, in seconds
 _SATURATED = 0.25
 _SEEN_MIN = 8  # least requests in the window, because fewer are too small a sample
+# Samples of the intended share that each decrease is mixed with, so that one refusal among few
+# requests changes little.
+_PRIOR = 2.0
 _STEP_S = 0.25  # least seconds between two changes of a share
-_FALL_MAX, _RISE_MAX = 2.0, 4.0  # largest factors of one decrease and one increase of a share
+_FALL_MAX, _RISE = 2.0, 4.0  # the largest factor of a decrease, and that of an increase
 _LEAST = 1 / 64  # least share, so that some requests always test whether there is room
 _TENANTS_MAX = 32  # most tenants of a cell with separate gates, while others share one per tier
 _FORGOTTEN_S = 5.0  # seconds after the last refusal until an open gate is deleted
@@ -87,13 +90,18 @@ class GateShare:
         """Adjust the share by the recent requests, at most every `_STEP_S`."""
         self._fade(now)
         is_closing = self.is_saturated(now)
-        if not is_closing and (self.share == 1.0 or now - self._changed_at < _STEP_S):
+        # Where no request tests whether there is room, a share rises only after a second.
+        pause_s = _STEP_S if self._came else _WINDOW_S
+        if not is_closing and (self.share == 1.0 or now - self._changed_at < pause_s):
             return
-        fitting = self._fitted / self._came if self._came >= 1.0 else 1.0
+        fitting = (self._fitted + _FITTING * _PRIOR) / (self._came + _PRIOR)
         least = 0.0 if is_closing else 1 / _FALL_MAX
-        factor = min(max(fitting / _FITTING, least), _RISE_MAX)
+        factor = max(fitting / _FITTING, least)
+        if self._fitted > _FITTING * self._came or not self._came:
+            factor = _RISE  # at once, because room comes in lumps that last for a few steps
         self.share = min(max(self.share * factor, _LEAST), 1.0)
         self._changed_at = now
+        self._came = self._fitted = 0.0  # counts of an earlier share say nothing of the new one
         if self.share == 1.0:
             self._open_since = now
 

@@ -2,9 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.tier_gates import GateShare
 from tests.unit.router.test_admission import Cell, slow
 
 if TYPE_CHECKING:
@@ -109,8 +111,44 @@ def test_a_gate_opens_at_once_when_there_is_room() -> None:
 def test_a_shut_gate_lets_a_probe_through() -> None:
     world = Heard()
     world.flood(HIGH, "crowd")
-    world.press()
+    world.press(for_s=3.0)
     assert world.gates[LOW, "flood"].passing_permille == round(1000 / 64)
+
+
+def _stepped(share: float, came: int, fitted: int, after_s: float = 0.25) -> float:
+    """Return a share one step after the requests that came and fitted since the last one."""
+    gate = GateShare(0.0)
+    gate.share = share
+    gate._came, gate._fitted, gate._at = float(came), float(fitted), after_s
+    gate.step(after_s)
+    return gate.share
+
+
+def test_a_share_falls_by_refusals_and_stays_without_requests() -> None:
+    assert _stepped(0.2, came=20, fitted=0) == 0.1
+    assert 0.1 < _stepped(0.2, came=1, fitted=0) < 0.2, "one refusal changes little"
+    assert _stepped(0.2, came=2, fitted=1) == pytest.approx(0.2)
+    assert _stepped(0.2, came=0, fitted=0) == 0.2
+
+
+def test_a_share_rises_at_once_when_most_requests_fit_or_none_come() -> None:
+    assert _stepped(0.1, came=1, fitted=1) == pytest.approx(0.4)
+    assert _stepped(0.5, came=3, fitted=2) == 1.0
+    gate = GateShare(0.0)
+    gate.share = 0.1
+    for step in range(1, 5):
+        assert gate.share == 0.1
+        gate.step(0.25 * step)
+    assert gate.share == pytest.approx(0.4)
+
+
+def test_refusals_before_a_share_changed_do_not_lower_it_again() -> None:
+    gate = GateShare(0.0)
+    gate.share, gate._came, gate._at = 0.4, 40.0, 0.25
+    gate.step(0.25)
+    assert gate.share == 0.2
+    gate.step(0.5)
+    assert gate.share == 0.2
 
 
 def test_requests_that_gateways_refuse_are_demand_and_later_ones_come_behind_them() -> None:
