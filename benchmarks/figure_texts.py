@@ -79,6 +79,21 @@ def calls(result: Result) -> str:
     return f"{every['python']:.0f} + {every['c']:.0f}"
 
 
+def compiled(result: Result) -> str:
+    loads = "token_500_streams", "token_100_streams", "request_of_two_tokens"
+    names = [f"us_per_{load}" for load in loads]
+    ratios = (result["sluice"][name] / result["vllm-router"][name] for name in names)
+    return " / ".join(f"{ratio:.2f}" for ratio in ratios) + " x"
+
+
+def interpreters(result: Result) -> str:
+    request, token = result["request"], result["token"]
+    return "; ".join(
+        f"{version} {request[version]['of_first']:.2f} / {token[version]['of_first']:.2f} x"
+        for version in list(request)[1:]
+    )
+
+
 def per_request(result: Result, replicas: int) -> str:
     rows = (it for it in result["per_request"] if it["replicas"] == replicas)
     row = next(it for it in rows if not it["decoding"])

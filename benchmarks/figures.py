@@ -66,6 +66,23 @@ _DATA_PLANE = (
         )
     ),
     FigureRow(
+        "the same with the compiled core of the router, over vllm-router in one run: per token of"
+        " 500 / 100 streams, per request",
+        "peers_compiled",
+        texts.compiled,
+    ),
+    FigureRow(
+        "CPU of the gateway per request of two tokens; of a program that streams the same with"
+        " aiohttp alone",
+        "request_calls",
+        lambda it: f"{it['cpu_us']:.0f}; {it['aiohttp_us']:.0f} µs",
+    ),
+    FigureRow(
+        "CPU of the gateway on other versions of Python over that on 3.11: per request / per token",
+        "interpreters",
+        texts.interpreters,
+    ),
+    FigureRow(
         "the gateway's own work per streamed token, without the `send()`",
         "gateway_paths",
         lambda it: f"{it['token_us']:.1f} µs",

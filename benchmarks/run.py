@@ -10,6 +10,7 @@ from pathlib import Path
 MODULES = {
     "gateway": "benchmarks.micro.gateway_paths",
     "request": "benchmarks.micro.request_calls",
+    "interpreters": "benchmarks.micro.interpreters",
     "limiter": "benchmarks.micro.limiter",
     "bodies": "benchmarks.micro.bodies",
     "cli_start": "benchmarks.micro.cli_start",

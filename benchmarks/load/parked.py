@@ -54,7 +54,11 @@ class ParkedSite:
 
 @asynccontextmanager
 async def running_site(
-    step_s: float = _STEP_S, plan: Plan = _PARKED_PLAN, program: Sequence[str] = _PROGRAM
+    step_s: float = _STEP_S,
+    plan: Plan = _PARKED_PLAN,
+    program: Sequence[str] = _PROGRAM,
+    *,
+    interpreter: str = sys.executable,
 ) -> AsyncGenerator[ParkedSite]:
     """Run a gateway with one worker, Valkey and a scripted router in a temporary folder.
 
@@ -62,6 +66,7 @@ async def running_site(
         step_s: Seconds between two messages of the router.
         plan: Answers to requests.
         program: Program that Python runs as the gateway.
+        interpreter: Path of this Python.
     """
     router = ScriptedRouter(lambda _: plan, step_s=step_s)
     with tempfile.TemporaryDirectory(prefix="sluice-parked-") as folder:
@@ -71,7 +76,7 @@ async def running_site(
             port = free_port()
             valkey = valkey_spec(port, home / "valkey", home / "valkey.log", {}, password=_PASSWORD)
             url = valkey_url(port, _PASSWORD)
-            gateway = _gateway(home, _objects(digest, address), url, program)
+            gateway = _gateway(home, _objects(digest, address), url, [interpreter, *program])
             started: list[ChildProcess] = []
             try:
                 for spec in (valkey, gateway[0]):
@@ -104,7 +109,7 @@ def _objects(digest: str, router_address: str) -> control.Objects:
 
 
 def _gateway(
-    home: Path, objects: control.Objects, valkey: str, program: Sequence[str]
+    home: Path, objects: control.Objects, valkey: str, command: Sequence[str]
 ) -> tuple[ProcessSpec, int]:
     """Start the gateway from a snapshot, without a control plane. Returns process and port."""
     state, port = home / "state", free_port()
@@ -123,7 +128,7 @@ def _gateway(
     }
     spec = ProcessSpec(
         name="gateway",
-        command=[sys.executable, *program],
+        command=command,
         env={"PATH": "/usr/bin:/bin", **shared_secret.environment()}
         | {f"GATEWAY__{key}": it for key, it in settings.items()},
         log_file=home / "gateway.log",

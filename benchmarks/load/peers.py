@@ -6,7 +6,7 @@ noise. Sluice's gateway and router run in front of the `sim` driver in a real Tr
 limits, tokenizing and events on. The peers have no such functions on, and forward the streams of
 `benchmarks.load.http_engine`. Not measured: the CPU of engines and client. Each peer needs its own
 environment (`pip install smg`, `sglang-router`, `vllm-router`). A peer is measured if its program
-is an argument or on PATH. Run:
+is an argument or on PATH. If the router's core is compiled, the result is `peers_compiled`. Run:
 `python -m benchmarks.load.peers [PATH/smg] [PATH/sglang-router] ...`.
 """
 
@@ -27,6 +27,7 @@ from benchmarks.load.http_engine import engine_running
 from benchmarks.load.sse_client import StreamLoad, run_load
 from benchmarks.load.stack import started
 from benchmarks.results import write_result
+from router.core import router
 from sluice.process import free_port
 
 # First arguments of each peer's program, by the program's name.
@@ -146,7 +147,9 @@ def main() -> None:
     if not programs:
         print(f"nothing to measure: none of {', '.join(_PEERS)} is on PATH")
         return
-    print(write_result("peers", __doc__ or "", measure(programs)))
+    is_compiled = not str(router.__file__).endswith(".py")
+    name = "peers_compiled" if is_compiled else "peers"
+    print(write_result(name, __doc__ or "", measure(programs)))
 
 
 if __name__ == "__main__":

@@ -7,15 +7,18 @@ calls of Python functions, and `c` their calls of C functions. `objects` counts 
 deleted between two calls is not counted. Calls in libraries count for the layer that called the
 library. `libraries` has calls without such a layer, for example of the event loop itself. `cpu_us`
 is CPU time of the process per request, with 100 concurrent streams and steps of 20 ms. It is
-measured in separate runs without counting. Its median is the figure to read. Not measured: the
+measured in separate runs without counting. `aiohttp_us` is the same for a program that streams such
+answers with aiohttp and does nothing else. The medians are the figures to read. Not measured: the
 router.
 Run: `python -m benchmarks.micro.request_calls`.
 """
 
 import asyncio
 import json
+import os
 import signal
 import statistics
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +28,7 @@ from benchmarks.load.parked import ParkedSite, running_site
 from benchmarks.load.sse_client import StreamLoad, run_load
 from benchmarks.micro.counted_gateway import KINDS
 from benchmarks.results import write_result
+from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
 from tests.support.scripted_router import Plan
 
 _COUNTED = 200
@@ -32,8 +36,10 @@ _ROUNDS = 7
 _STREAMS, _REQUESTS = 100, 2000
 _STEP_S = 0.02
 _PROGRAM = "from benchmarks.micro.counted_gateway import main; main()"
+_BARE_PROGRAM = "from benchmarks.micro.bare_aiohttp import main; main()"
 _PLAN = Plan([[1000], [1001]])
 _WRITTEN_S = 10.0
+_READY_S = 30.0
 
 
 async def _counted() -> dict[str, Any]:
@@ -78,10 +84,42 @@ async def cpu_us(rounds: int = _ROUNDS) -> list[float]:
         return [await _count_calls(site, load) for _ in range(rounds)]
 
 
+async def _aiohttp_us() -> list[float]:
+    """Return the CPU time of a request to aiohttp alone in µs, one figure for each round."""
+    port = free_port()
+    spec = ProcessSpec(
+        name="aiohttp",
+        command=[sys.executable, "-c", _BARE_PROGRAM, str(port), str(_STEP_S)],
+        env=dict(os.environ),
+        log_file=Path(os.devnull),
+        ready=lambda: port_answers("127.0.0.1", port),
+    )
+    server = await ChildProcess.start(spec)
+    try:
+        await server.wait_ready(_READY_S)
+        load = StreamLoad("127.0.0.1", port, "none", _STREAMS, _REQUESTS, max_tokens=2)
+        groups, found = {"aiohttp": [server.pid]}, list[float]()
+        for _ in range(_ROUNDS + 1):
+            figures = await run_load(load, groups)
+            if figures["errors"] or figures["problems"]:
+                raise RuntimeError(f"not all was answered: {figures}")
+            found.append(round(figures["cpu_s"]["aiohttp"] / _REQUESTS * 1e6, 1))
+        return found[1:]
+    finally:
+        await server.stop()
+
+
 def main() -> None:
     """Count, measure, and write `benchmarks/results/request_calls.json`."""
     counts, rounds = asyncio.run(_counted()), asyncio.run(cpu_us())
-    figures = {"per_request": counts, "cpu_us": statistics.median(rounds), "rounds": rounds}
+    alone = asyncio.run(_aiohttp_us())
+    figures = {
+        "per_request": counts,
+        "cpu_us": statistics.median(rounds),
+        "aiohttp_us": statistics.median(alone),
+        "rounds": rounds,
+        "aiohttp_rounds": alone,
+    }
     assert __doc__ is not None
     print(write_result("request_calls", __doc__, figures).read_text())
 
