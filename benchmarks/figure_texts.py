@@ -79,6 +79,17 @@ def calls(result: Result) -> str:
     return f"{every['python']:.0f} + {every['c']:.0f}"
 
 
+def fleet(result: Result) -> str:
+    days = result["days"]
+    late, of_all = (
+        mean(it[figure] for it in days)
+        for figure in ("violated_pool_minutes", "violated_pool_minutes_share")
+    )
+    hours = mean(it["gpu_hours"] / it["gpu_hours_of_demand"] for it in days)
+    goodput = mean(it["goodput"] for it in days)
+    return f"{goodput:.4f}; {late:.0f} ({of_all:.2%}); {hours:.2f} x"
+
+
 def compiled(result: Result) -> str:
     loads = "token_500_streams", "token_100_streams", "request_of_two_tokens"
     names = [f"us_per_{load}" for load in loads]
