@@ -13,6 +13,7 @@ from cli.admin import AsJson, ask, take_secret
 from cli.api import ApiClient, ApiError
 from cli.render import console, show_json, show_table, table
 from cli.stack_commands import fail
+from sluice.deadlines import admission_ms
 from sluice.hashing import HASH_BYTES, chained_hashes, session_hash
 from sluice.priority import queue_priority
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -182,8 +183,10 @@ async def _submit(api: ApiClient, question: Question, model: Mapping[str, Any]) 
         tier = await api.call("GET", f"/v1/tiers/{tenant['tier_id']}")
         submit.tenant_weight = tenant["weight"]
         submit.tier_priority = queue_priority(tier["priority"])
-        submit.admission_ms = tier["ttft_deadline_ms"]
         submit.is_preemptible = tier["is_preemptible"]
+        submit.admission_ms = admission_ms(
+            tier["ttft_deadline_ms"], is_preemptible=submit.is_preemptible
+        )
         submit.tier_reserved_permille = round(10 * tier["reserved_percent"])
     return submit
 

@@ -30,7 +30,6 @@ _RESOLVED_MAX = 16_384
 # Kinds of objects on which no cached result depends, so that their changes do not clear the cache.
 _UNREMEMBERED = frozenset({"cells", "replicas", "budget_stops", "content_keys"})
 _NUMBERS = count(1)
-_BATCH_DEADLINE_MS = 600_000  # the longest deadline that a request may set
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -169,7 +168,7 @@ class Directory:
             tier = wire.Tier()
             tier.CopyFrom(principal.tier)
             tier.priority, tier.is_preemptible, tier.reserved_permille = 0, True, 0
-            tier.ttft_deadline_ms = _BATCH_DEADLINE_MS
+            tier.ttft_deadline_ms = 0  # batch work has none
         return replace(principal, tier=tier)
 
     def is_highest(self, tier: wire.Tier) -> bool:

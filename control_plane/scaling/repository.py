@@ -26,6 +26,7 @@ from control_plane.scaling.tables import (
     scaling_changes,
 )
 from control_plane.scaling.work import PoolSpeed, restored
+from sluice.deadlines import admission_ms
 
 # Without scaled pools, a round only undoes the decisions about pools that were scaled before.
 HAS_WORK = or_(
@@ -307,8 +308,11 @@ async def _objectives(connection: AsyncConnection) -> tuple[dict[int, float], di
     """Return the TTFT objectives of all tiers, and of preemptible tiers, in seconds by priority."""
     t = tables.tiers.c
     found: tuple[dict[int, float], dict[int, float]] = ({}, {})
-    query = select(t.priority, t.ttft_deadline_ms, t.is_preemptible).where(t.ttft_deadline_ms > 0)
-    for priority, deadline_ms, is_preemptible in await connection.execute(query):
+    query = select(t.priority, t.ttft_deadline_ms, t.is_preemptible)
+    for priority, told_ms, is_preemptible in await connection.execute(query):
+        deadline_ms = admission_ms(told_ms, is_preemptible=is_preemptible)
+        if not deadline_ms:
+            continue
         for objectives in found if is_preemptible else found[:1]:
             objectives[priority] = min(objectives.get(priority, float("inf")), deadline_ms / 1000)
     return found

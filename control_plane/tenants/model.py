@@ -98,9 +98,10 @@ class TierBody(_Limits):
     limits for one model, within its other limits. `reserved_percent` is the least share of every
     cell that the tier receives while it has work. All tiers together can have at most 100.
     `ttft_deadline_ms` is the longest expected wait for a first token, without the prompt's prefill,
-    with which a request is admitted. Zero is the router's default, and a request's own deadline
-    takes precedence. Work of a tier that `is_preemptible` (batch) is shed first, and preempted when
-    a higher tier would miss its deadline.
+    with which a request is admitted. Zero is the router's default, or 10 min for a tier that
+    `is_preemptible`. A request's own deadline takes precedence. Work of a tier that
+    `is_preemptible` (batch) is shed first, and preempted when a higher tier would miss its
+    deadline.
     """
 
     priority: Count = 0

@@ -36,6 +36,7 @@ from gateway.bodies.messages import (
 )
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Body, Strict
+from sluice.deadlines import DEADLINE_MS_MAX
 
 STOPS_MAX = 16
 _SCHEMA_NAME = "answer"
@@ -188,7 +189,7 @@ class AnthropicRequest(_ChatBody):
     seed: Annotated[Integer, Field(ge=-(1 << 63), le=(1 << 64) - 1)] | None = None
     session_id: ShortText | None = None
     priority: Annotated[Integer, Field(gt=-4, le=0)] | None = None
-    deadline_ms: Annotated[Integer, Field(ge=1, le=600_000)] | None = None
+    deadline_ms: Annotated[Integer, Field(ge=1, le=DEADLINE_MS_MAX)] | None = None
 
     def chat_fields(self) -> dict[str, Any]:
         """Return the fields of the equivalent chat completion, without the messages."""

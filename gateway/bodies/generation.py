@@ -29,6 +29,7 @@ from gateway.bodies.mistakes import bad_value
 from gateway.bodies.parsing import Body, Strict
 from gateway.bodies.prompts import check_ids
 from gateway.bodies.vllm_names import translated
+from sluice.deadlines import DEADLINE_MS_MAX
 from sluice.errors import BadRequestError, ErrorCode
 from sluice.pacing import INTERVAL_MS_MAX
 from sluice.priority import CLASSES, queue_priority
@@ -39,7 +40,6 @@ _N_ELSEWHERE_MAX = 128  # OpenAI's bound of `n`
 STOPS_MAX = 4
 _STOP_CHARACTERS_MAX = 1024
 _BIASES_MAX = 300
-_DEADLINE_MS_MAX = 600_000
 # Smallest value sent as `top_p`, because the engine reads 0 as no limit. A share this small always
 # contains only the most probable token.
 _TOP_P_LEAST = 1e-6
@@ -154,7 +154,7 @@ class GenerationFields(Body):
     prompt_cache_key: ShortText | None = None
     session_id: ShortText | None = None
     priority: Annotated[Integer, Field(gt=-CLASSES, le=0)] | None = None
-    deadline_ms: Annotated[Integer, Field(ge=1, le=_DEADLINE_MS_MAX)] | None = None
+    deadline_ms: Annotated[Integer, Field(ge=1, le=DEADLINE_MS_MAX)] | None = None
     # Fields of vLLM's server. Only their neutral values are accepted.
     skip_special_tokens: Annotated[Any, Only(True)] = None
     spaces_between_special_tokens: Annotated[Any, Only(True)] = None

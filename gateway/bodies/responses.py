@@ -47,6 +47,7 @@ from gateway.bodies.parsing import Body, Strict
 from gateway.bodies.response_items import InputItem, InputItems, MessageItem
 from gateway.bodies.server_tools import McpServerTool
 from gateway.bodies.summaries import CompactionPolicy, ContextManagement
+from sluice.deadlines import DEADLINE_MS_MAX
 from sluice.errors import BadRequestError, ErrorCode
 
 LOGPROBS = "message.output_text.logprobs"
@@ -232,7 +233,7 @@ class ResponseRequest(Body):
     ignore_eos: Flag | None = None
     session_id: ShortText | None = None
     priority: Annotated[Integer, Field(gt=-4, le=0)] | None = None
-    deadline_ms: Annotated[Integer, Field(ge=1, le=600_000)] | None = None
+    deadline_ms: Annotated[Integer, Field(ge=1, le=DEADLINE_MS_MAX)] | None = None
     chat_template_kwargs: TemplateOptions | None = None
 
     @property

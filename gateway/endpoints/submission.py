@@ -11,6 +11,7 @@ from gateway.dispatch.generation import GenerationSpec
 from gateway.endpoints.task import TextTask
 from gateway.resolved import ResolvedModel
 from gateway.server.identity import CallerIdentity
+from sluice.deadlines import admission_ms
 from sluice.hashing import session_hash
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
@@ -92,7 +93,9 @@ def generation_specs(
         sampling=sampling,
         session_hash=session_hash(principal.tenant.id, task.session),
         deadline_ms=task.deadline_ms or 0,
-        admission_ms=0 if task.deadline_ms else tier.ttft_deadline_ms,
+        admission_ms=0
+        if task.deadline_ms
+        else admission_ms(tier.ttft_deadline_ms, is_preemptible=tier.is_preemptible),
         ignore_eos=bool(task.ignore_eos),
         traceparent=identity.traceparent,
         tracestate=identity.upstream.state,

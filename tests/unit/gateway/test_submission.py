@@ -1,6 +1,7 @@
 """From a body to what routers are told about each answer."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,22 @@ def test_a_packed_prompt_goes_when_all_its_answers_have_begun() -> None:
     assert not packed.data
     del second.emitted[:]
     assert len(second.submit_message(1, "cell", 10).prompt) == 20_000, "the slow way"
+
+
+@pytest.mark.parametrize(
+    ("tier", "body", "told_ms"),
+    [
+        ({}, b"", 0),
+        ({"ttft_deadline_ms": 1_500}, b"", 1_500),
+        ({"is_preemptible": True}, b"", 600_000),
+        ({"is_preemptible": True, "ttft_deadline_ms": 900_000}, b"", 900_000),
+        ({"is_preemptible": True}, b', "deadline_ms": 5', 0),
+    ],
+    ids=str,
+)
+def test_a_batch_tier_without_a_deadline_may_wait_for_the_longest(
+    monkeypatch: pytest.MonkeyPatch, tier: dict[str, int], body: bytes, told_ms: int
+) -> None:
+    monkeypatch.setitem(globals(), "PRINCIPAL", replace(PRINCIPAL, tier=control.Tier(**tier)))
+    (spec,) = specs_of(b'{"model": "m", "prompt": "x"' + body + b"}")
+    assert spec.admission_ms == told_ms

@@ -108,3 +108,13 @@ def test_a_shown_plan_can_be_sent_again():
     properties = Plan.model_json_schema()["$defs"]
     assert properties["Stage"]["properties"].keys() == document["stages"][0].keys()
     assert properties["Gate"]["properties"].keys() == document["gates"][0].keys()
+
+
+def test_the_default_stages_last_5_15_and_30_minutes() -> None:
+    stages = Plan().stages
+    assert [(it.share, it.duration_min_s / 60) for it in stages[:-1]] == [
+        (100, 5),
+        (1_000, 15),
+        (5_000, 30),
+    ]
+    assert stages[-1].share == 10_000
