@@ -13,6 +13,7 @@ from gateway.resolved import ResolvedModel
 from gateway.server.identity import CallerIdentity
 from sluice.deadlines import admission_ms
 from sluice.hashing import session_hash
+from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 
@@ -93,9 +94,7 @@ def generation_specs(
         sampling=sampling,
         session_hash=session_hash(principal.tenant.id, task.session),
         deadline_ms=task.deadline_ms or 0,
-        admission_ms=0
-        if task.deadline_ms
-        else admission_ms(tier.ttft_deadline_ms, is_preemptible=tier.is_preemptible),
+        admission_ms=_admission_ms(task, tier),
         ignore_eos=bool(task.ignore_eos),
         traceparent=identity.traceparent,
         tracestate=identity.upstream.state,
@@ -117,6 +116,13 @@ def generation_specs(
     if choices == 1:
         return [first]
     return [first, *[_sibling(leader, first_index + number) for number in range(1, choices)]]
+
+
+def _admission_ms(task: TextTask, tier: control.Tier) -> int:
+    """Return the tier's deadline of the first token, or 0 if the request has its own."""
+    if task.deadline_ms:
+        return 0
+    return admission_ms(tier.ttft_deadline_ms, is_preemptible=tier.is_preemptible)
 
 
 def _own(shared: engine.Sampling) -> engine.Sampling:
