@@ -1,13 +1,17 @@
 """The state of one cell, with its queue, its replicas and the figures that decisions need.
 
-The functions of `router.core.decide` receive plain figures from this module and never see a cell.
+No function of `router.core.decide` sees a cell. Admission, forecast, preemption and disaggregation
+receive plain figures, which this module, `router.core.cell_admission`, `preemption_figures` and
+`handovers` read. Placement receives the replicas' records (`ReplicaBook`), because it prices few of
+them, and reading figures of all would cost more than the decision.
 """
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
+from router.core import preemption_figures
 from router.core.decide import placement, preemption
-from router.core.decide.admission import Pressure
+from router.core.decide.admission import AdmissionFigures
 from router.core.decide.forecast import (
     NO_SUPPLY,
     RETRY_AFTER_UNKNOWN_S,
@@ -18,12 +22,7 @@ from router.core.decide.forecast import (
     queue_wait_s,
 )
 from router.core.decide.placement import PlacementChoice
-from router.core.decide.preemption import (
-    PREEMPTIONS_MAX,
-    PreemptionRoom,
-    RoomClaims,
-    RunningSequence,
-)
+from router.core.decide.preemption import PreemptionRoom, RoomClaims, RunningSequence
 from router.core.fleet.answer_lengths import AnswerLengths
 from router.core.fleet.cell_fleet import CellFleet
 from router.core.fleet.health import HealthState
@@ -135,11 +134,11 @@ class CellBook:
 
     # --- waiting requests -------------------------------------------------------------------
 
-    def price(self, request: Request) -> Pressure:
+    def price(self, request: Request) -> AdmissionFigures:
         """Predict the uncached tokens of a new request, and set its objective.
 
         Returns:
-            The numbers that admission needs of every request.
+            The figures that admission needs of every request.
         """
         fleet, config = self.fleet, self.config
         self.renew_mean_speed(request.arrived_at)
@@ -157,7 +156,16 @@ class CellBook:
         self.uncached_mean += weight * (uncached - self.uncached_mean)
         request.output_expected = self.answers.expected(request.tenant_id, request.output_max)
         alone_s = fleet.idle_prefill_s(uncached, request.prompt_tokens - uncached)
-        return Pressure(*self.queue.tenant_load(request.priority, request.tenant_id), alone_s)
+        queue = self.queue
+        return AdmissionFigures(
+            *queue.tenant_load(request.priority, request.tenant_id),
+            *(queue.requests, queue.tokens, fleet.prompt_tokens_max, fleet.has_adapters, alone_s),
+        )
+
+    def is_cold(self, request: Request) -> bool:
+        """Return whether a request has not begun and no replica has loaded its adapter."""
+        adapter = request.adapter
+        return bool(adapter) and not request.is_begun and self.fleet.residency.is_cold(adapter)
 
     def renew_mean_speed(self, now: float) -> None:
         """Recompute the mean speed of the replicas, if the last result is too old."""
@@ -295,23 +303,23 @@ class CellBook:
             ends_s += running / (answer_tokens * step_s)
         return Supply(replicas, tokens_s, backlog_s, free, ends_s) if replicas else NO_SUPPLY
 
-    def demand(self, request: Request, prefill_s: float, now: float) -> WorkAhead:
-        """Return the work ahead of a new request, given the `prefill_s` of its `Pressure`."""
+    def demand(self, request: Request, idle_prefill_s: float, now: float) -> WorkAhead:
+        """Return the work ahead of a new request, given its own prefill on an idle replica."""
         uncached = request.uncached_tokens
         requests, tokens = self.queue.ahead(
             request.priority, request.tenant_id, request.weight, uncached, now
         )
         load_s = self.fleet.cold_load_s(request.adapter) if request.adapter else 0.0
-        return WorkAhead(requests, tokens, prefill_s, load_s)
+        return WorkAhead(requests, tokens, idle_prefill_s, load_s)
 
-    def idle_prefill_s(self, request: Request) -> float:
+    def own_prefill_s(self, request: Request) -> float:
         """Return the seconds of a request's own prefill on an idle replica."""
         uncached = request.uncached_tokens
         return self.fleet.idle_prefill_s(uncached, request.prompt_tokens - uncached)
 
-    def predict(self, request: Request, prefill_s: float, now: float) -> TimedPrediction:
-        """Return the TTFT prediction of a new request, given the `prefill_s` of its `Pressure`."""
-        supply, demand = self.supply(now), self.demand(request, prefill_s, now)
+    def predict(self, request: Request, idle_prefill_s: float, now: float) -> TimedPrediction:
+        """Return the TTFT prediction of a new request, given its own prefill when idle."""
+        supply, demand = self.supply(now), self.demand(request, idle_prefill_s, now)
         return self.forecast.predict(request, supply, demand, self.uncached_mean, now)
 
     def runs_below(self, priority: int, now: float) -> bool:
@@ -346,22 +354,26 @@ class CellBook:
         if self._claims.has(request):
             return []
         due_s = min(request.arrived_at + request.objective_s, request.deadline_at) - now
-        if queue_wait_s(self.supply(now), 0, 0.0) + self.idle_prefill_s(request) <= due_s:
+        if queue_wait_s(self.supply(now), 0, 0.0) + self.own_prefill_s(request) <= due_s:
             return []  # running sequences end early enough without a preemption
-        books = self._preemptible_replicas(request)
+        books = preemption_figures.candidates(self.fleet, request)
+        output = self.output_expected(request)
         rooms: list[PreemptionRoom | None] = []
         for book in books:
-            room = self._room(book, request, now)
+            claims = self._claims.of(book.replica_id)
+            room = preemption_figures.room(book, request, output, claims, now)
             if preemption.fits(room, due_s):
                 self._preempt_at = now + _PREEMPT_PAUSE_S
                 return []
-            has_victims = any(_may_stop(one, request) for one in book.dispatches.values())
+            has_victims = any(
+                preemption_figures.may_stop(one, request) for one in book.dispatches.values()
+            )
             rooms.append(room if has_victims else None)
         stopped = self._claims.stopped()
 
         def running(index: int) -> Sequence[RunningSequence]:
             book = books[index]
-            return [_running(book, one, stopped) for one in _occupants(book, request)]
+            return preemption_figures.running(book, request, stopped)
 
         deadline_s = request.deadline_at - now
         found = preemption.cheapest_replica(rooms, running, due_s=due_s, deadline_s=deadline_s)
@@ -371,38 +383,11 @@ class CellBook:
         index, chosen = found
         book, made = books[index], rooms[index]
         assert made is not None, "a replica without room is not chosen"
-        occupants = _occupants(book, request)
+        occupants = preemption_figures.occupants(book, request)
         victims = [occupants[one] for one in chosen]
         sequences = [victim.sequence for victim in victims]
         self._claims.add(request, book.replica_id, made.blocks_needed, sequences, now)
         return victims
-
-    def _preemptible_replicas(self, request: Request) -> list[ReplicaBook]:
-        """Return the replicas that could serve a request after preemptions."""
-        return [
-            book
-            for book in self.fleet.ready()
-            if book.limits is not None
-            and request.prompt_tokens <= book.limits.prompt_tokens_max
-            and (book.limits.adapter_slots or not request.adapter)
-            and book.role is not ReplicaRole.PREFILL
-            and not book.is_broken
-            and self.fleet.health.may_take(book.replica_id, len(book.dispatches))
-        ]
-
-    def _room(self, book: ReplicaBook, request: Request, now: float) -> PreemptionRoom:
-        limits = book.limits
-        assert limits is not None, "candidates are attached"
-        claims = self._claims.of(book.replica_id)
-        uncached = request.uncached_tokens
-        blocks = book.blocks(request.prompt_tokens + self.output_expected(request))
-        return PreemptionRoom(
-            sequences_free=limits.sequences_max - len(book.dispatches) - len(claims),
-            blocks_free=book.kv_free_blocks() - sum(claim.blocks for claim in claims),
-            blocks_needed=min(blocks, limits.kv_blocks),  # a whole replica is enough
-            backlog_s=book.backlog_s(now),
-            prefill_s=book.prefill_s(uncached, request.prompt_tokens - uncached),
-        )
 
     # --- news for other cells ---------------------------------------------------------------
 
@@ -472,28 +457,3 @@ class CellBook:
 
 def _is_far_too_late(request: Request, now: float) -> bool:
     return now > request.arrived_at + _LATE_FACTOR * request.objective_s
-
-
-def _may_stop(dispatch: Dispatch, request: Request) -> bool:
-    owner = dispatch.request
-    return (
-        owner.is_preemptible
-        and dispatch.is_open
-        and owner.priority < request.priority
-        and owner.preemptions < PREEMPTIONS_MAX
-    )
-
-
-def _occupants(book: ReplicaBook, request: Request) -> list[Dispatch]:
-    """Return a replica's dispatches that are ending or may be preempted for a request."""
-    return [one for one in book.dispatches.values() if not one.is_open or _may_stop(one, request)]
-
-
-def _running(book: ReplicaBook, dispatch: Dispatch, stopped: frozenset[int]) -> RunningSequence:
-    computed = dispatch.prompt_tokens - dispatch.cached_tokens - dispatch.prefill_owed
-    return RunningSequence(
-        blocks=dispatch.kv_blocks,
-        progress_tokens=max(0, computed) + dispatch.emitted,
-        owed_s=dispatch.prefill_owed / book.tokens_s,
-        is_ending=not dispatch.is_open or dispatch.sequence in stopped,
-    )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
+from router.core import cell_admission
 from router.core.cell import CellBook
 from router.core.decide import admission
 from router.core.explain.decision_log import DecisionLog
@@ -197,11 +198,13 @@ class RequestLifecycle:
             request.prediction.expired(waited_s)
         if cell.fleet.ready():
             code = ErrorCode.DEADLINE_EXCEEDED
-            message = f"no first token after {admission.told(waited_s)}; try again later"
+            message = f"no first token after {admission.duration_text(waited_s)}; try again later"
         else:
             code = ErrorCode.NO_CAPACITY
-            message = f"no replica was ready for {admission.told(waited_s)}; try again later"
-        wait_s = admission.drain_s(cell, now)
+            message = (
+                f"no replica was ready for {admission.duration_text(waited_s)}; try again later"
+            )
+        wait_s = cell_admission.half_queue_s(cell, now)
         ending = Ending(wire.OUTCOME_KIND_EVICTED, code, message, retry_after_s=wait_s)
         self.withdraw(request, ending)
 

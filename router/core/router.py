@@ -14,7 +14,7 @@ The invariants are asserted here or in `router.core.invariants`.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from router.core import frames
+from router.core import cell_admission, frames
 from router.core.cell import CellBook
 from router.core.cell_news import CellNews
 from router.core.decide import admission
@@ -86,12 +86,12 @@ class RouterCore:
             raise ValueError(f"handle {request.handle} is in use")
         self.lifecycle.stamp(gateway, request, now)
         cell = self.cells.get(request.cell_id)
-        rejection = admission.rejection(
+        rejection = cell_admission.rejection(
             request,
             cell,
             self.config,
             now,
-            pressure=None if cell is None else cell.price(request),
+            figures=None if cell is None else cell.price(request),
             router_is_draining=self.is_draining,
         )
         if rejection is not None:
@@ -103,8 +103,9 @@ class RouterCore:
             count(rejection, self.lifecycle.stats)
             return
         assert cell is not None, "without a cell it was rejected"
-        for victim, ending in admission.room_for(request, cell, self.config, now):
-            self.lifecycle.withdraw(victim, ending)
+        queue = cell.queue
+        while admission.is_full(request, queue.requests, queue.tokens, self.config):
+            self.lifecycle.withdraw(*cell_admission.shed_for(request, cell, now))
         self.lifecycle.accept(request, cell, now)
         self._cell_news.fitted(request)
 

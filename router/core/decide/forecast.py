@@ -19,7 +19,7 @@ _SMOOTHING = 0.05  # weight of a new observation in the running means
 _PRIOR_S = 1.0  # initial mean of predicted and of measured waits, in seconds
 _SHARE_MIN = 0.02  # least share of the supply that a prediction assumes for any tier
 _ARRIVALS_S = 5.0  # time constant of the arrival rates, in seconds
-HIGHER_TIERS_MAX_S = _ARRIVALS_S  # most seconds that higher tiers add to a wait, see `beside_s`
+_HIGHER_TIERS_MAX_S = _ARRIVALS_S  # most seconds that higher tiers add to a wait, see `beside_s`
 _ARRIVALS_KNOWN_S = 2.0  # least seconds of observation in a rate, because a burst may fill less
 _SIZES = (1.0, 4.0)  # bounds of short, long and very long prompts, as multiples of the mean
 _TOP_KEPT_S = 60.0  # seconds for which the highest tier with a request is remembered
@@ -52,13 +52,13 @@ class WorkAhead:
     Attributes:
         requests_ahead: Waiting requests that are served before the request.
         tokens_ahead: Uncached prompt tokens of the requests ahead.
-        prefill_s: Seconds of the request's own prefill on an idle replica.
+        idle_prefill_s: Seconds of the request's own prefill on an idle replica.
         adapter_s: Seconds until the request's adapter is loaded.
     """
 
     requests_ahead: int
     tokens_ahead: float
-    prefill_s: float
+    idle_prefill_s: float
     adapter_s: float = 0.0
 
 
@@ -322,6 +322,43 @@ class FirstTokenForecast:
         share = share_left(supply, *above, reserved_permille / 1000)
         return beside_s(wait_s, share, self.arrivals.known_s(now))
 
+    def is_surely_in_time(
+        self,
+        request: Request,
+        supply: Supply,
+        queued: tuple[int, float],
+        idle_prefill_s: float,
+        limit_s: float,
+        *,
+        uncached_mean: float,
+        now: float,
+    ) -> bool:
+        """Return whether a request's TTFT is below a limit even behind the whole queue.
+
+        This bound is cheap to compute, and makes most exact predictions unnecessary.
+
+        Args:
+            request: The request.
+            supply: Capacity of the cell.
+            queued: Waiting requests and their prompt tokens.
+            idle_prefill_s: Seconds of the request's own prefill on an idle replica.
+            limit_s: Limit of the TTFT in seconds.
+            uncached_mean: The cell's mean of uncached prompt tokens.
+            now: Time, in seconds.
+        """
+        correction = self.accuracy(request.uncached_tokens, uncached_mean).correction()
+        longest_s = queue_wait_s(supply, *queued) + _HIGHER_TIERS_MAX_S
+        if longest_s * correction + idle_prefill_s <= limit_s:
+            return True
+        longest_s = self.wait_s(
+            supply,
+            queued,
+            priority=request.priority,
+            reserved_permille=request.reserved_permille,
+            now=now,
+        )
+        return longest_s * correction + idle_prefill_s <= limit_s
+
     def predict(
         self,
         request: Request,
@@ -340,7 +377,9 @@ class FirstTokenForecast:
         )
         accuracy = self.accuracy(request.uncached_tokens, uncached_mean)
         overdue_s = request.overdue_at - request.arrived_at
-        return TimedPrediction(accuracy, wait_s, demand.prefill_s + demand.adapter_s, overdue_s)
+        return TimedPrediction(
+            accuracy, wait_s, demand.idle_prefill_s + demand.adapter_s, overdue_s
+        )
 
     def seen(self, priority: int, now: float) -> None:
         """Record an arrival, which may raise the highest active tier."""

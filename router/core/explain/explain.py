@@ -7,8 +7,9 @@ predictions run on a copy of the cell.
 from collections.abc import Sequence
 from typing import Protocol
 
+from router.core import cell_admission
 from router.core.cell import CellBook
-from router.core.decide import admission, placement
+from router.core.decide import placement
 from router.core.decide.placement import PlacementChoice
 from router.core.fleet.replica import ReplicaBook
 from router.core.handovers import Handovers
@@ -163,7 +164,7 @@ def _known(core: ExplainedCore, cell: CellBook, request: Request, now: float) ->
     if dispatch is None:
         explanation = _outline(request, "queued", now)
         explanation.candidates.extend(candidates(cell, request, now))
-        _predict(explanation, cell, request, cell.idle_prefill_s(request), now)
+        _predict(explanation, cell, request, cell.own_prefill_s(request), now)
         may_go = _choice(core, cell, request, now) is not None
         explanation.reason = _why_queued(explanation, cell, request, now, may_go=may_go)
         return explanation
@@ -190,19 +191,19 @@ def _new(core: ExplainedCore, request: Request, now: float) -> wire.Explanation:
     request.deadline_at = now + request.longest_wait_s(core.config.deadline_default_s)
     found = core.cells.get(request.cell_id)
     cell = None if found is None else found.aside()
-    pressure = None if cell is None else cell.price(request)
-    rejection = admission.rejection(
+    figures = None if cell is None else cell.price(request)
+    rejection = cell_admission.rejection(
         request,
         cell,
         core.config,
         now,
-        pressure=pressure,
+        figures=figures,
         router_is_draining=core.is_draining,
     )
     explanation = _outline(request, "admitted" if rejection is None else "rejected", now)
-    if cell is not None and pressure is not None:
+    if cell is not None and figures is not None:
         explanation.candidates.extend(candidates(cell, request, now))
-        _predict(explanation, cell, request, pressure.prefill_s, now)
+        _predict(explanation, cell, request, figures.idle_prefill_s, now)
     if rejection is not None:
         explanation.code = rejection.code or ""
         explanation.reason = rejection.message

@@ -143,8 +143,10 @@ def add_logprobs(
 
 @pytest.fixture
 def bench() -> Callable[..., Bench]:
-    def make(*, sequences=8, context=1000, blocks=512, replicas=2, step=256, **config) -> Bench:
-        limits = EngineLimits(context, sequences, step, blocks, 16)
+    def make(
+        *, sequences=8, context=1000, blocks=512, replicas=2, step=256, adapter_slots=0, **config
+    ) -> Bench:
+        limits = EngineLimits(context, sequences, step, blocks, 16, adapter_slots)
         return Bench(limits=limits, replicas=replicas, **config)
 
     return make

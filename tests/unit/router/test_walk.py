@@ -10,24 +10,20 @@ from router.core import router as core_module
 
 CORE = Path(core_module.__file__).parent
 RETURNS_MAX = 8  # router/README.md shows the longest walk
-SHORT = [
-    *("router", "lifecycle", "cell", "fleet", "queue", "decide"),
-    *("lifecycle", "cell", "queue", "cell_news"),
-]
-LONG = [
-    *("router", "lifecycle", "cell", "fleet", "queue", "decide"),
-    *("cell", "decide", "cell", "queue", "decide"),
-    *("lifecycle", "cell", "queue", "cell_news"),
-]
-
-
+COLD_RETURNS_MAX = 13  # of an adapter that no replica has loaded
+TICK_RETURNS_MAX = 35  # of the tick that dispatches one request of a cell with one replica
+PRICED = ("router", "lifecycle", "cell", "fleet", "queue", "cell_admission", "decide")
+PREDICTED = (*PRICED, "cell", "decide", "cell", "queue", "decide")
+QUEUED = ("lifecycle", "cell", "queue", "cell_news")
 REFUSED = ("cell", "decide", "queue", "cell_news", "tier_gates")
 
 
 def floors_entered(action) -> list[str]:
     """Run an action; return the floors whose functions are called, in order, neighbours merged.
 
-    A floor is a file of `router/core`, or a folder. The types are none: every floor reads them.
+    A floor is a file of `router/core`, or a folder with all its files: a call from one file of
+    `queue` to another is no change of floors. Only calls of functions count; a return to the
+    caller, a read attribute and a comprehension do not. The types are none: every floor reads them.
     """
     entered: list[str] = []
 
@@ -47,10 +43,10 @@ def floors_entered(action) -> list[str]:
 @pytest.mark.parametrize(
     ("waiting", "deadline_s", "walk"),
     [
-        pytest.param(0, 30.0, SHORT, id="with nothing before it"),
-        pytest.param(20, 1e6, [*SHORT[:6], "cell", "decide", *SHORT[6:]], id="in time for sure"),
-        pytest.param(20, 1e-3, [*LONG[:11], *REFUSED], id="refused"),
-        pytest.param(2, 1e6, LONG, id="predicted"),
+        pytest.param(0, 30.0, [*PRICED, *QUEUED], id="with nothing before it"),
+        pytest.param(20, 1e6, [*PRICED, "cell", "decide", *QUEUED], id="in time for sure"),
+        pytest.param(20, 1e-3, [*PREDICTED, *REFUSED], id="refused"),
+        pytest.param(2, 1e6, [*PREDICTED, *QUEUED], id="predicted"),
     ],
 )
 def test_a_request_that_is_submitted_comes_back_to_few_floors(bench, waiting, deadline_s, walk):
@@ -61,3 +57,22 @@ def test_a_request_that_is_submitted_comes_back_to_few_floors(bench, waiting, de
     floors = floors_entered(lambda: world.submit(tick=False, deadline_s=deadline_s))
     assert floors == walk
     assert len(floors) - len(set(floors)) <= RETURNS_MAX
+
+
+def test_a_request_for_a_cold_adapter_comes_back_to_some_more_floors(bench):
+    world = bench(replicas=1, sequences=1, adapter_slots=4, deadline_default_s=1e6)
+    world.submit()
+    for _ in range(2):
+        world.submit(tenant_id="other")
+    floors = floors_entered(lambda: world.submit(tick=False, deadline_s=1e6, adapter="cold"))
+    assert floors[-4:] == list(QUEUED), "it was admitted"
+    assert len(floors) - len(set(floors)) <= COLD_RETURNS_MAX
+
+
+def test_the_tick_that_dispatches_a_request_comes_back_to_few_floors(bench):
+    world = bench(replicas=1)
+    world.submit(tick=False)
+    floors = floors_entered(lambda: world.core.tick(world.now))
+    assert "dispatch" in floors
+    assert next(iter(world.core.replicas.values())).dispatches, "it was dispatched"
+    assert len(floors) - len(set(floors)) <= TICK_RETURNS_MAX
