@@ -65,13 +65,13 @@ class CellBook:
         epoch: Epoch of this record, greater than the epochs of earlier records of the cell.
         work: Meter of the cell's demand, for reports to the control plane.
         uncached_mean: Recent mean of the prompt tokens to compute per request.
-        told: State in the last message to gateways.
+        sent_state: State in the last message to gateways.
         is_dirty: Whether the state has changed since the last message to gateways.
     """
 
     __slots__ = (
         *("cell_id", "config", "epoch", "is_owned", "queue", "fleet", "forecast", "answers"),
-        *("work", "adapter_waiters", "uncached_mean", "told", "is_dirty"),
+        *("work", "adapter_waiters", "uncached_mean", "sent_state", "is_dirty"),
         *("_claims", "_preempt_at", "_priced", "_supply", "_supply_until"),
         *("_runs_below", "_runs_below_of", "_runs_below_until"),
     )
@@ -88,7 +88,7 @@ class CellBook:
         self.work = WorkMeter()
         self.adapter_waiters = AdapterWaiters()
         self.uncached_mean = 0.0
-        self.told = wire.CellState()
+        self.sent_state = wire.CellState()
         self.is_dirty = True
         self._claims = RoomClaims()
         self._preempt_at = float("-inf")
@@ -109,7 +109,7 @@ class CellBook:
         aside.is_owned, aside.queue, aside.fleet = self.is_owned, self.queue, self.fleet
         aside.forecast, aside.answers = self.forecast.aside(), self.answers
         aside.work, aside.adapter_waiters = self.work, self.adapter_waiters
-        aside.uncached_mean, aside.told = self.uncached_mean, self.told
+        aside.uncached_mean, aside.sent_state = self.uncached_mean, self.sent_state
         aside.is_dirty, aside._claims = self.is_dirty, self._claims
         aside._preempt_at, aside._priced = self._preempt_at, self._priced
         aside._supply, aside._supply_until = self._supply, self._supply_until
@@ -157,9 +157,15 @@ class CellBook:
         request.output_expected = self.answers.expected(request.tenant_id, request.output_max)
         alone_s = fleet.idle_prefill_s(uncached, request.prompt_tokens - uncached)
         queue = self.queue
+        requests, tokens = queue.tenant_load(request.priority, request.tenant_id)
         return AdmissionFigures(
-            *queue.tenant_load(request.priority, request.tenant_id),
-            *(queue.requests, queue.tokens, fleet.prompt_tokens_max, fleet.has_adapters, alone_s),
+            requests,
+            tokens,
+            queue.requests,
+            queue.tokens,
+            fleet.prompt_tokens_max,
+            fleet.has_adapters,
+            alone_s,
         )
 
     def is_cold(self, request: Request) -> bool:
@@ -253,7 +259,7 @@ class CellBook:
             mean_speed=fleet.mean_speed,
             output=self.output_expected(request),
             home=fleet.sessions.home(request.session, now) if request.session else None,
-            adapter_s=fleet.adapter_waits_s(request.adapter) if request.adapter else {},
+            adapter_waits_s=fleet.adapter_waits_s(request.adapter) if request.adapter else {},
             without=without,
             is_only=len(replicas) == 1,
             now=now,

@@ -33,10 +33,8 @@ def rejection(
     from `CellBook.price`, and are None if the cell is unknown.
     """
     if router_is_draining or cell is None or not cell.is_owned:
-        refusal = admission.refused_at_the_door(
-            request.cell_id, router_is_draining=router_is_draining
-        )
-        return Ending(_REJECTED, refusal.code, refusal.message, retry_after_s=refusal.wait_s)
+        door = admission.refused_at_the_door(request.cell_id, router_is_draining=router_is_draining)
+        return Ending(_REJECTED, door.code, door.message, retry_after_s=door.wait_s)
     assert figures is not None, "a request of a known cell has its price"
     forecast, priority, prediction = cell.forecast, request.priority, None
     forecast.seen(priority, now)

@@ -76,12 +76,12 @@ class CellNews:
                 _report_sketch(cell, gateways)
                 state = cell.state(now, is_draining=is_draining)
                 if (gates := self._gates.get(cell.cell_id)) is not None:
-                    state.tier_gates.extend(gates.told(cell, len(gateways), now))
+                    state.tier_gates.extend(gates.messages(cell, len(gateways), now))
                     if gates.is_empty:
                         del self._gates[cell.cell_id]
-                if state == cell.told and not everything:
+                if state == cell.sent_state and not everything:
                     continue
-                cell.told = state
+                cell.sent_state = state
                 for gateway in gateways:
                     gateway.batch.cells.append(state)
 

@@ -148,7 +148,7 @@ class TierGates:
         if found is not None:
             found.fitted()
 
-    def told(self, cell: CellBook, gateways: int, now: float) -> Iterator[wire.TierGate]:
+    def messages(self, cell: CellBook, gateways: int, now: float) -> Iterator[wire.TierGate]:
         """Adjust the shares, and yield the messages for all gates that are not fully open.
 
         Args:

@@ -127,7 +127,7 @@ def choose(
     mean_speed: MeanSpeed,
     output: int,
     home: str | None,
-    adapter_s: Mapping[str, float],
+    adapter_waits_s: Mapping[str, float],
     without: Collection[str],
     is_only: bool,
     now: float,
@@ -145,7 +145,7 @@ def choose(
         mean_speed: Speed of the cell's replicas.
         output: Output tokens to book KV blocks for.
         home: Replica of the session's last request.
-        adapter_s: Seconds until the request's adapter is loaded, by replica. Empty without adapter.
+        adapter_waits_s: Seconds until the request's adapter is loaded, by replica, or empty.
         without: Names of `books` to exclude.
         is_only: Whether the cell has a single open replica, which `Request.avoid` cannot exclude.
         now: Time, in seconds.
@@ -161,7 +161,7 @@ def choose(
             return False
         book = books[name]
         cached = cached_tokens(book, request, matches)
-        uncached, wait_s = request.prompt_tokens - cached, adapter_s.get(name, 0.0)
+        uncached, wait_s = request.prompt_tokens - cached, adapter_waits_s.get(name, 0.0)
         score_s = cost_s(book, mean_speed, uncached, cached, wait_s, now, is_home=name == home)
         is_better = (score_s, at) < (best_s, best_at) and name not in without
         if is_better and not excluded_by(book, request, output, cached, is_only=is_only):

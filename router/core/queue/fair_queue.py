@@ -124,10 +124,10 @@ class FairQueue:
             tier.follow_provisions(now)
         tiers = {tenant: tier for tier in self._descending for tenant in tier.ledger.recent()}
         chosen = largest_changes(tiers, accounts_max)
-        told = self._services(chosen, tiers)
+        services = self._services(chosen, tiers)
         for tier in self._descending:
-            tier.ledger.told((one for one in chosen if tiers[one] is tier), self.reports)
-        return told
+            tier.ledger.note_reported((one for one in chosen if tiers[one] is tier), self.reports)
+        return services
 
     def recent(self, accounts_max: int) -> list[TenantService]:
         """Return the accounts with recent changes, for a cell that starts to receive reports."""

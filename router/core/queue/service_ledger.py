@@ -40,19 +40,19 @@ class ServiceLedger:
         """Return all accounts that may have changed since their last report."""
         return list(self._changed)
 
-    def told(self, tenants: Iterable[TenantQueue], number: int) -> None:
+    def note_reported(self, tenants: Iterable[TenantQueue], number: int) -> None:
         """Record that report `number` contains the current state of the given accounts."""
         self.reports = number
         for tenant in tenants:
-            tenant.told = tenant.service
+            tenant.reported = tenant.service
         for tenant in self.recent():
-            if not tenant.running and tenant.told == tenant.service:
+            if not tenant.running and tenant.reported == tenant.service:
                 del self._changed[tenant]
 
 
 def largest_changes(tenants: Iterable[TenantQueue], count: int) -> list[TenantQueue]:
     """Return the accounts that changed most since their last report, at most `count` of them."""
-    changed = [tenant for tenant in tenants if tenant.service != tenant.told]
+    changed = [tenant for tenant in tenants if tenant.service != tenant.reported]
     if len(changed) <= count:
         return changed
-    return nlargest(count, changed, key=lambda tenant: abs(tenant.service - tenant.told))
+    return nlargest(count, changed, key=lambda tenant: abs(tenant.service - tenant.reported))

@@ -94,11 +94,11 @@ class TenantQueue(ServiceAccount):
         tokens: Prompt tokens of the waiting requests.
         listing: Number of the tenant's entry in the tier's heap, or 0 without an entry.
         since: Number of the first report after the account was opened.
-        told: Value of `service` in the last report that contained the account.
+        reported: Value of `service` in the last report that contained the account.
     """
 
     __slots__ = (
-        *("tenant_id", "running", "requests", "tokens", "listing", "since", "told"),
+        *("tenant_id", "running", "requests", "tokens", "listing", "since", "reported"),
         *("_returned", "_overdue", "_overdue_tokens", "_rest", "_sizes"),
         *("_shortest", "_due", "_late", "_hidden", "_stash"),
     )
@@ -107,7 +107,7 @@ class TenantQueue(ServiceAccount):
         super().__init__(totals)
         self.tenant_id = tenant_id
         self.running = self.requests = self.tokens = self.listing = self.since = 0
-        self.told = 0.0
+        self.reported = 0.0
         self._returned: dict[int, _Entry] = {}
         self._overdue: dict[int, _Entry] = {}
         self._overdue_tokens = 0  # uncached tokens of returned and overdue requests

@@ -79,7 +79,7 @@ def test_the_choice_is_the_least_of_all_costs(number: int):
         mean_speed=mean_speed,
         output=OUTPUT,
         home=home,
-        adapter_s=adapter_s,
+        adapter_waits_s=adapter_s,
         without=without,
         is_only=False,
         now=NOW,
