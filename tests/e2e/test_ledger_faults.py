@@ -239,5 +239,6 @@ async def test_every_answer_is_in_the_ledger_once_with_its_tokens(stack) -> None
     assert load.begun <= set(names) | ledger.lost <= load.sent
     assert {name: ledger.tokens[name] for name in load.whole} == load.whole
     assert set(load.whole.values()) == {TOKENS, LONG_TOKENS}
-    assert 0 < len(ledger.lost | (load.begun - load.whole.keys())) <= CLIENTS, "one gateway"
+    # Of each client the killed gateway had one answer at most, and one whose event was on its way.
+    assert 0 < len(ledger.lost | (load.begun - load.whole.keys())) <= 2 * CLIENTS, "one gateway"
     assert ledger.settled_tokens <= made(stack) - made_before
