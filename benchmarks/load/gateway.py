@@ -9,10 +9,12 @@ measured: a network, TLS, an engine that computes. `soak` runs for an hour, or f
 import asyncio
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -139,7 +141,13 @@ def measure_jitter(stack: BenchmarkStack) -> dict[str, Any]:
     answer. The client uses the same cores as the servers. `machine_busy` is the share of the cores
     in use by all processes.
     """
-    steps_file = stack.home / "steps"
+    # Engines run as a user of their own, who may not write to the stack's home.
+    with tempfile.TemporaryDirectory(prefix="sluice-steps-") as folder:
+        Path(folder).chmod(0o777)
+        return _jitter(stack, Path(folder, "steps"))
+
+
+def _jitter(stack: BenchmarkStack, steps_file: Path) -> dict[str, Any]:
     configure(stack, cost_step_s=str(STEP_S), **FREE_TOKENS, steps_file=str(steps_file))
 
     def through(load: StreamLoad) -> tuple[dict[str, Any], Sequence[Sequence[float]]]:

@@ -1,4 +1,4 @@
-"""What `sluice scaling explain` says, and that each command and option has a help text."""
+"""The text of `sluice scaling explain`, and a help text for each command and option."""
 
 from typing import Any
 
