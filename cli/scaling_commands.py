@@ -257,13 +257,19 @@ def budget(
         int | None, typer.Option(min=0, help="Accelerators that replicas of all pools may use.")
     ] = None,
     price: Annotated[
-        float | None, typer.Option(min=0, help="Cost per hour of scaled pools.")
+        float | None, typer.Option(min=0, help="Cost per hour of the replicas of all pools.")
     ] = None,
-    is_unlimited: Annotated[bool, typer.Option("--unlimited", help="Lift both.")] = False,
+    accelerator_price: Annotated[
+        float | None,
+        typer.Option(min=0, help="Cost per accelerator and hour in pools without a price."),
+    ] = None,
+    is_unlimited: Annotated[bool, typer.Option("--unlimited", help="Lift both bounds.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the bounds on the sum of all pools, or set the given bounds."""
-    changes: Json = given(accelerators=accelerators, price=price)
+    changes: Json = given(
+        accelerators=accelerators, price=price, accelerator_price=accelerator_price
+    )
     if is_unlimited:
         changes = {"accelerators": None, "price": None}
     path = "/v1/scaling/budget"

@@ -87,9 +87,11 @@ class ScalingReplayBody(AdminBody):
 class ScalingBudgetBody(AdminBody):
     """Bounds over all pools together. A bound of null is no bound.
 
-    `accelerators` also counts the replicas of pools whose number is set by hand. `price` is money
-    per hour of the scaled pools.
+    Both bounds also count the replicas of pools whose number is set by hand. `price` is money per
+    hour. A replica of a pool without a price costs `accelerator_price` for each of its
+    accelerators.
     """
 
     accelerators: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
     price: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    accelerator_price: Annotated[float, Field(ge=0, le=1e6)] = 0.0

@@ -67,6 +67,8 @@ class ScalingSettings:
         is_paused: Whether the number of replicas is left unchanged.
         sleepers_share: Number of sleeping replicas per replica of the day's busiest quarter-hour.
         sleepers_min: Least number of sleeping replicas while demand does not need them.
+        rollout_replicas: Replicas that rollouts need. The pool has at least this number, whatever
+            the plan is.
     """
 
     replicas_min: int = 1
@@ -81,6 +83,7 @@ class ScalingSettings:
     hold_s: float = 300.0
     sleepers_share: float = 0.0
     sleepers_min: int = 0
+    rollout_replicas: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +93,13 @@ class FleetBudget:
     Attributes:
         accelerators: Number of accelerators that all replicas may use.
         price: Money per hour that all replicas may cost.
+        unpriced: Ids of pools that are sized by hand and have no price, so that `price` does not
+            include them.
     """
 
     accelerators: float = float("inf")
     price: float = float("inf")
+    unpriced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ capacity against surges, because they serve within seconds.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
 from math import ceil
 
 from control_plane.scaling.backlog import owed_work_s, under_way
+from control_plane.scaling.budget import UNPLACED_S, cost_of, placeable, within
 from control_plane.scaling.demand import WorkForecast
 from control_plane.scaling.model import (
     Cause,
@@ -42,7 +42,6 @@ _DRAIN_S = 30.0
 _DEFERRED_PART = 0.5  # share of the permitted wait within which deferred work should be finished
 _HOLD_LEAST_S = 60.0  # seconds for which a replica is kept, however short its boot is
 _DAY_SLOTS = 96  # Quarter-hours of one day. The busiest decides the number of sleeping replicas.
-_UNPLACED_S = 600.0  # seconds after which replicas without a node stop using budget
 
 
 def plan(pools: Mapping[str, PoolState], budget: FleetBudget, now: float) -> dict[str, PoolPlan]:
@@ -54,9 +53,9 @@ def plan(pools: Mapping[str, PoolState], budget: FleetBudget, now: float) -> dic
         now: Seconds of a monotonic clock.
     """
     alone = {key: _plan_pool(state, now) for key, state in pools.items()}
-    plans = shared(pools, alone, _placeable)
-    within = _within(budget, pools, plans)
-    return _with_sleepers(budget, pools, within, now)
+    plans = shared(pools, alone, placeable)
+    bounded = within(budget, pools, plans)
+    return _with_sleepers(budget, pools, bounded, now)
 
 
 def urgent(state: PoolState, now: float) -> int:
@@ -245,43 +244,12 @@ def _warnings(state: PoolState) -> tuple[str, ...]:
         found.append(
             f"replicas_min {settings.replicas_min} is above replicas_max {settings.replicas_max}"
         )
-    if facts.unplaced and facts.unplaced_s > _UNPLACED_S:
+    if facts.unplaced and facts.unplaced_s > UNPLACED_S:
         found.append(
             f"{facts.unplaced} replicas have found no place for {facts.unplaced_s / 60:.0f} min:"
             " add nodes, or lower replicas_max"
         )
     return tuple(found)
-
-
-def _within(
-    budget: FleetBudget, pools: Mapping[str, PoolState], plans: dict[str, PoolPlan]
-) -> dict[str, PoolPlan]:
-    """Reduce the plans so that all pools together stay within the budget.
-
-    Wanted replicas that already serve are granted first. Then pools receive further replicas one by
-    one, the least served pool first. Replicas that have been without a node for ten minutes use no
-    budget.
-    """
-    asked = {key: _placeable(pools[key], decided) for key, decided in plans.items()}
-    if _fits(budget, pools, asked):
-        return plans
-    granted = {key: min(pools[key].facts.ready, want) for key, want in asked.items()}
-    accelerators = sum(pools[key].settings.accelerators * n for key, n in granted.items())
-    price = sum(pools[key].settings.price * n for key, n in granted.items())
-    queue = [_turn(key, granted[key], pools[key], asked[key]) for key in asked]
-    heapify(queue)
-    while queue:
-        _, key = heappop(queue)
-        settings = pools[key].settings
-        if granted[key] >= asked[key]:
-            continue
-        after = (accelerators + settings.accelerators, price + settings.price)
-        if after[0] > budget.accelerators or after[1] > budget.price:
-            continue
-        accelerators, price = after
-        granted[key] += 1
-        heappush(queue, _turn(key, granted[key], pools[key], asked[key]))
-    return {key: _cut(decided, asked[key], granted[key]) for key, decided in plans.items()}
 
 
 def sleepers_of(state: PoolState) -> int:
@@ -300,8 +268,10 @@ def _with_sleepers(
     Replicas that are no longer needed may always be put to sleep. A pool that grows wakes its
     sleeping replicas before another replica boots.
     """
-    accelerators = sum(pools[key].settings.accelerators * it.wanted for key, it in plans.items())
-    price = sum(pools[key].settings.price * it.wanted for key, it in plans.items())
+    counts = {
+        key: max(it.wanted, pools[key].settings.rollout_replicas) for key, it in plans.items()
+    }
+    accelerators, price = cost_of(pools, counts)
     found: dict[str, PoolPlan] = {}
     for key, decided in plans.items():
         state = pools[key]
@@ -344,34 +314,3 @@ def _may_boot_to_sleep(state: PoolState, decided: PoolPlan, now: float) -> bool:
     served_s = (state.demand_at if may_sleep else now) - state.woken_at
     kept_s = settings.idle_s if may_sleep else 2 * _hold_s(state)
     return not (is_in_need or is_idle or served_s <= kept_s)
-
-
-def _placeable(state: PoolState, decided: PoolPlan) -> int:
-    facts = state.facts
-    if facts.unplaced and facts.unplaced_s > _UNPLACED_S:
-        return min(decided.wanted, facts.ready + max(0, facts.booting - facts.unplaced) + 1)
-    return decided.wanted
-
-
-def _fits(budget: FleetBudget, pools: Mapping[str, PoolState], asked: Mapping[str, int]) -> bool:
-    accelerators = sum(pools[key].settings.accelerators * n for key, n in asked.items())
-    price = sum(pools[key].settings.price * n for key, n in asked.items())
-    return accelerators <= budget.accelerators and price <= budget.price
-
-
-def _turn(key: str, granted: int, state: PoolState, asked: int) -> tuple[tuple[bool, float], str]:
-    """Return a pool's sort key for replicas of the budget. Pools below their minimum are first."""
-    return (granted >= state.settings.replicas_min, granted / max(asked, 1)), key
-
-
-def _cut(decided: PoolPlan, asked: int, granted: int) -> PoolPlan:
-    if granted >= asked:
-        return decided
-    reason = ScalingReason(Cause.BUDGET, granted, f"the budget leaves {granted} of {asked}")
-    warning = f"the budget leaves {granted} of {asked} replicas: raise it, or lower other pools"
-    return replace(
-        decided,
-        wanted=granted,
-        reasons=(*decided.reasons, reason),
-        warnings=(*decided.warnings, warning),
-    )

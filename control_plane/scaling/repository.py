@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane import tables
 from control_plane.fleet.hours_tables import replica_intervals
 from control_plane.fleet.model import ReplicaState
+from control_plane.scaling.budget import FixedPool, left_of, price_of
 from control_plane.scaling.memory import PoolSight
 from control_plane.scaling.model import FleetBudget, PoolPlan, ScalingSettings
 from control_plane.scaling.tables import (
@@ -100,6 +101,7 @@ async def scaled_pools(
             *(p.scaled_replicas, p.rollout_replicas, *s, kept.memory, said.unplaced),
             *(p.scaled_sleepers, actuator_asks.c.warning),
             (_epoch(s.pin_until)).label("pin_until_s"),
+            _accelerator_price().label("accelerator_price"),
             _epoch(func.now() - said.since).label("unplaced_s"),
         )
         .join(pool_scalings, s.pool_id == p.id)
@@ -122,19 +124,21 @@ def _scaled_pool(row: Mapping[Any, Any], seen: "_PoolRows") -> ScaledPool:
     key = row["id"]
     needs, options = row["needs"], row["engine_options"]
     floor = row["rollout_replicas"] or 0
+    accelerators = needs.get("accelerators", 0)
     settings = ScalingSettings(
         replicas_min=max(row["replicas_min"], floor),
         replicas_max=max(row["replicas_max"], floor),
         minute_worth=row["minute_worth"],
         idle_s=row["idle_s"],
-        accelerators=needs.get("accelerators", 0),
-        price=row["price"],
+        accelerators=accelerators,
+        price=price_of(row["price"], accelerators, row["accelerator_price"] or 0.0),
         pin=row["pin"],
         pin_until=float("inf") if row["pin_until_s"] is None else float(row["pin_until_s"]),
         is_paused=row["is_paused"],
         hold_s=row["hold_s"],
         sleepers_share=row["sleepers_share"],
         sleepers_min=row["sleepers_min"],
+        rollout_replicas=floor,
     )
     planned = row["scaled_replicas"]
     sight = PoolSight(
@@ -319,26 +323,38 @@ async def _objectives(connection: AsyncConnection) -> tuple[dict[int, float], di
 
 
 async def budget(connection: AsyncConnection, besides: Iterable[str]) -> FleetBudget:
-    """Return the budget that remains for the scaled pools, without the other pools' accelerators.
+    """Return the budget that remains for the scaled pools, without the other pools' replicas.
 
     Args:
         connection: Connection for the reads.
         besides: Ids of the scaled pools.
     """
-    t, p = scaling_budgets.c, tables.pools.c
-    row = (await connection.execute(select(t.accelerators, t.price).where(t.id == BUDGET))).first()
-    if row is None:
+    t, p, s = scaling_budgets.c, tables.pools.c, pool_scalings.c
+    told = select(t.accelerators, t.price, t.accelerator_price).where(t.id == BUDGET)
+    if (row := (await connection.execute(told)).first()) is None:
         return FleetBudget()
     wanted = func.greatest(p.replicas_wanted, func.coalesce(p.rollout_replicas, 0))
-    others = select(p.needs, wanted).where(p.id.not_in(sorted(besides)))
-    taken = 0
-    for needs, count in await connection.execute(others):
-        taken += needs.get("accelerators", 0) * count
-    accelerators, price = row
-    return FleetBudget(
-        float("inf") if accelerators is None else max(0, accelerators - taken),
+    others = (
+        select(p.id, wanted, p.needs, func.coalesce(s.price, 0.0))
+        .outerjoin(pool_scalings, s.pool_id == p.id)
+        .where(p.id.not_in(sorted(besides)))
+        .order_by(p.id)
+    )
+    fixed = [
+        FixedPool(key, count, needs.get("accelerators", 0), price)
+        for key, count, needs, price in await connection.execute(others)
+    ]
+    accelerators, price, accelerator_price = row
+    bounds = FleetBudget(
+        float("inf") if accelerators is None else accelerators,
         float("inf") if price is None else price,
     )
+    return left_of(bounds, fixed, accelerator_price)
+
+
+def _accelerator_price() -> Any:
+    t = scaling_budgets.c
+    return select(t.accelerator_price).where(t.id == BUDGET).scalar_subquery()
 
 
 async def shared_pools(connection: AsyncConnection) -> list[list[tuple[str, float]]]:

@@ -389,4 +389,6 @@ def _listed(row: Values) -> Values:
 
 
 def _budget(row: Values | None) -> Values:
-    return dict.fromkeys(_BUDGET) if row is None else {name: row[name] for name in _BUDGET}
+    if row is None:
+        return ScalingBudgetBody().model_dump()
+    return {name: row[name] for name in _BUDGET}

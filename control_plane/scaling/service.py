@@ -54,6 +54,7 @@ _DEADLINE_S = 10.0
 _PRUNE_LOOKS = 40
 _WAKE_GAP_S = 0.1  # least seconds between two checks for work that waits for sleeping replicas
 _WAKE_RETRY_S = 1.0
+_UNPRICED_NAMED = 5  # most pools without a price that a warning names
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,11 +351,24 @@ def _planned(
 ) -> dict[str, PoolPlan]:
     """Plan for scaled pools together within the budget, and for each switched-off pool alone."""
     on = {it.id: states[it.id] for it in pools if it.is_on}
-    found = plan(on, budget, now)
+    found = {key: _with_unpriced(it, budget) for key, it in plan(on, budget, now).items()}
     for it in pools:
         if not it.is_on:
             found |= plan({it.id: states[it.id]}, FleetBudget(), now)
     return found
+
+
+def _with_unpriced(decided: PoolPlan, budget: FleetBudget) -> PoolPlan:
+    """Return a plan with a warning about pools that the budget in money does not include."""
+    if not budget.unpriced:
+        return decided
+    named = ", ".join(budget.unpriced[:_UNPRICED_NAMED])
+    more = " and others" if budget.unpriced[_UNPRICED_NAMED:] else ""
+    warning = (
+        f"the budget in money does not include {named}{more}, which are sized by hand and have no"
+        " price: set accelerator_price of the budget"
+    )
+    return replace(decided, warnings=(*decided.warnings, warning))
 
 
 def _told_speeds(

@@ -102,6 +102,8 @@ scaling_budgets = Table(
     Column("id", Text, primary_key=True),
     Column("accelerators", Integer),  # NULL if there is no bound
     Column("price", Double),
+    # price of replicas of a pool without a price, per accelerator
+    Column("accelerator_price", Double, nullable=False, server_default="0"),
 )
 
 # State of the requests for nodes, one row per actuator that a pool has chosen.

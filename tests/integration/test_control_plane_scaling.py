@@ -300,7 +300,33 @@ async def test_the_budget_over_all_pools_stands_and_is_told(
 
     await eventually(is_told, "the budget is below the minimum")
     assert (await _row(plane, "dear"))["wanted"] == 2
+    await plane.put(
+        "pools/by-hand",
+        base_digest=DIGEST,
+        engine="sim-s",
+        replicas_wanted=2,
+        needs={"accelerators": 1},
+    )
     await sluice("budget", "--unlimited")
+    await sluice("budget", "--price", "12")
+    await plane.put(
+        "pools/dear/scaling", **BOUNDS | {"replicas_min": 3, "replicas_max": 4, "price": 4.0}
+    )
+
+    async def is_unpriced() -> bool:
+        row = await _row(plane, "dear")
+        return row["wanted"] == 3 and any("by-hand" in text for text in row["warnings"])
+
+    await eventually(is_unpriced, "a pool without a price is named")
+    await sluice("budget", "--accelerator-price", "2")
+
+    async def is_cut() -> bool:
+        return (await _row(plane, "dear"))["wanted"] == 2
+
+    await eventually(is_cut, "the pool sized by hand costs 4 of 12")
+    assert "by-hand" not in " ".join((await _row(plane, "dear"))["warnings"])
+    await sluice("budget", "--unlimited")
+    assert (await plane.admin.delete("/v1/pools/by-hand")).status_code == 204
     assert (await plane.admin.delete("/v1/pools/dear/scaling")).status_code == 204
 
 
