@@ -17,6 +17,7 @@ from router.core.types.canary import CanaryAnswer
 from router.core.types.plan import EngineLimits
 from router.hub import Hub
 from router.outgoing import HostOutbox
+from router.wire import PROMPT_IDS
 from sluice.errors import ErrorCode, FailedError
 from sluice.lifecycle import backoff_s
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -186,6 +187,7 @@ class Attachment:
         await stream.open(timeout_s=_OPEN_TIMEOUT_S, is_patient=True)
         attached = await self._request_attach(stream, outbox.epoch, _ATTACHED_TIMEOUT_S)
         self._limits = _limits(attached.limits)
+        outbox.reads_prompt_ids = PROMPT_IDS in self._limits.features
         self._attempt = 0
         log.info("replica_attached", replica_id=self.replica_id, epoch=outbox.epoch)
         self._hub.attached(self.replica_id, outbox, self._limits)

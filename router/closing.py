@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from router.core.types.batch import GatewayBatch
 from router.core.types.request import ConnectedGateway, Dispatch
 from router.counting import Key, Prompts, TokenCounts, key_of
+from router.wire import prompt_tokens_of
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
@@ -137,7 +138,7 @@ class Accounts:
                 self._events[event_id] = event
             event.open += 1
             account = _Account(submit.closing, submit.resumed_tokens, key_of(told), event)
-            account.prompt = len(submit.prompt) if told.prompt_tokens else 0
+            account.prompt = prompt_tokens_of(submit) if told.prompt_tokens else 0
             account.was_placed = submit.was_placed
             self._open[submit.handle] = account
             if not self._counts_prompts:

@@ -137,7 +137,11 @@ class GatewayLink:
 
 
 class HostOutbox:
-    """The unsent messages to one replica, bounded because the core limits dispatches."""
+    """The unsent messages to one replica, bounded because the core limits dispatches.
+
+    Attributes:
+        reads_prompt_ids: Whether the attached engine has the feature `PROMPT_IDS`.
+    """
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -146,6 +150,7 @@ class HostOutbox:
         self._cancels: list[int] = []
         self._credit = 0
         self.probe_wanted = asyncio.Event()
+        self.reads_prompt_ids = False
 
     def resume(self, epoch: int) -> None:
         """Continue under a new epoch after a resume.
@@ -160,7 +165,9 @@ class HostOutbox:
     def dispatch(self, dispatches: list[Dispatch]) -> None:
         """Add sequences, which are converted now, as a request may end before the write."""
         for dispatch in dispatches:
-            convert.add_sequence(self._request.submit, dispatch)
+            convert.add_sequence(
+                self._request.submit, dispatch, reads_prompt_ids=self.reads_prompt_ids
+            )
         self.ready.set()
 
     def cancel(self, sequences: list[int]) -> None:

@@ -134,7 +134,9 @@ class RouterService:
         log.info("gateway_connected", gateway_id=link.gateway_id)
         status, reason = grpc.StatusCode.OK, "left"
         try:
-            welcome = wire.Welcome(router_id=self._router_id, epoch=self._hub.next_epoch())
+            welcome = wire.Welcome(
+                router_id=self._router_id, epoch=self._hub.next_epoch(), reads_prompt_ids=True
+            )
             await context.write(wire.ConnectResponse(welcome=welcome).SerializeToString())
             self._hub.request(link, first)
             status, reason = await self._serve(link, context)

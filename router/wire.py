@@ -1,21 +1,34 @@
 """Converts protobuf messages of gateways and engines to the core's data types, and back."""
 
+from collections.abc import Sequence
+
 from router.core.fleet.prefix_index import BlockHashes
 from router.core.types.batch import GatewayBatch
 from router.core.types.request import Dispatch, Request
 from sluice.hashing import BLOCK_TOKENS
+from sluice.token_ids import ID_BYTES, packed_ids, unpacked_ids
 from sluice.tracecontext import is_sampled, later_attempt
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
+
+PROMPT_IDS = "prompt_ids"  # feature of engines that read `Sequence.prompt_ids`
+
+
+def prompt_tokens_of(submit: wire.Submit) -> int:
+    """Return the number of tokens of a submit's prompt."""
+    return len(submit.prompt) + len(submit.prompt_ids) // ID_BYTES
 
 
 def request(submit: wire.Submit) -> Request:
     """Return the core's request for a gateway's submit.
 
     Raises:
-        ValueError: There are more block hashes than the prompt has blocks.
+        ValueError: There are more block hashes than the prompt has blocks, or its last id is
+            incomplete.
     """
-    prompt_tokens = len(submit.prompt)
+    prompt_tokens = prompt_tokens_of(submit)
+    if len(submit.prompt_ids) % ID_BYTES:
+        raise ValueError(f"prompt_ids of {len(submit.prompt_ids)} bytes; send {ID_BYTES} per id")
     hashes: BlockHashes | tuple[int, ...] = ()
     if submit.block_hashes:
         hashes = BlockHashes(submit.block_hashes)
@@ -43,11 +56,13 @@ def request(submit: wire.Submit) -> Request:
     )
 
 
-def add_sequence(message: engine.Submit, dispatch: Dispatch) -> None:
+def add_sequence(
+    message: engine.Submit, dispatch: Dispatch, *, reads_prompt_ids: bool = False
+) -> None:
     """Append a dispatch to a message for the engine.
 
-    The prompt is copied in its packed form by C code, 20 times as fast as through Python integers.
-    For a preempted request, the emitted tokens are appended to the prompt.
+    For a preempted request, the emitted tokens are appended to the prompt. `reads_prompt_ids` is
+    whether the engine has the feature `PROMPT_IDS`.
     """
     submit = dispatch.request.payload
     assert submit is not None, "a dispatch is converted before its request can end"
@@ -77,11 +92,28 @@ def add_sequence(message: engine.Submit, dispatch: Dispatch) -> None:
     if submit.resumed_tokens or output:
         sequence.resumed_tokens = submit.resumed_tokens + len(output)
     _ask_for_logprobs(sequence, submit)
-    prompt = wire.PackedSubmit.FromString(submit.SerializeToString()).prompt
-    sequence.MergeFromString(wire.PackedSequence(prompt=prompt).SerializeToString())
-    if output:
-        sequence.prompt.extend(output)
+    _add_prompt(sequence, submit, output, reads_prompt_ids=reads_prompt_ids)
     sequence.sampling.CopyFrom(submit.sampling)
+
+
+def _add_prompt(
+    sequence: engine.Sequence,
+    submit: wire.Submit,
+    output: Sequence[int],
+    *,
+    reads_prompt_ids: bool,
+) -> None:
+    """Set a prompt and the tokens emitted after it, converted only for another release."""
+    if not submit.prompt_ids:
+        # C code copies the ids in their packed form, 20 times as fast as through Python integers.
+        prompt = wire.PackedSubmit.FromString(submit.SerializeToString()).prompt
+        sequence.MergeFromString(wire.PackedSequence(prompt=prompt).SerializeToString())
+        sequence.prompt.extend(output)
+    elif reads_prompt_ids:
+        sequence.prompt_ids = submit.prompt_ids + packed_ids(output)
+    else:
+        sequence.prompt.extend(unpacked_ids(submit.prompt_ids))
+        sequence.prompt.extend(output)
 
 
 def _ask_for_logprobs(sequence: engine.Sequence, submit: wire.Submit) -> None:

@@ -37,6 +37,7 @@ from replica.engine.driver import Driver
 from replica.engine.types import SequenceRequest
 from sluice.artifacts import import_directory
 from sluice.kserve import HostStream
+from sluice.token_ids import packed_ids
 from sluice.wire.engine.v1 import engine_pb2 as wire
 from tests.support.tritons import running_triton
 
@@ -95,7 +96,7 @@ class Attached:
         sequences = [
             wire.Sequence(
                 id=first_id + index,
-                prompt=ids,
+                prompt_ids=packed_ids(ids),
                 output_tokens_max=new_tokens,
                 ignore_eos=True,
                 adapter_digest=adapters[index % len(adapters)],

@@ -81,7 +81,7 @@ def sequences(rows: int, vocabulary: int, sampling: Sampling) -> list[ScheduledS
         request = SequenceRequest(key, prompt, 10_000, sampling=own)
         sequence = ScheduledSequence(request, key, b"", EOS)
         if sampling.grammar is None:
-            sequence.tokens += [rng.randrange(2, vocabulary) for _ in range(OUTPUT_TOKENS)]
+            sequence.tokens.extend([rng.randrange(2, vocabulary) for _ in range(OUTPUT_TOKENS)])
         batch.append(sequence)
     return batch
 

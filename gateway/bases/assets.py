@@ -49,7 +49,6 @@ from gateway.dialects.detection import dialect_of
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.forms import ReasoningForm
 from gateway.text.detokenizer import TokenTable, token_table
-from gateway.text.packed_prompt import PackedPrompt
 from sluice.hashing import chained_hashes, shared_blocks
 
 # Maximum number of characters of a prompt that is rendered and encoded in the event loop, at about
@@ -78,7 +77,6 @@ class EncodedPrompt(NamedTuple):
         ids: Token ids, in an array because a list would use nine times the memory.
         is_reasoning: Whether the prompt's text opens a block of reasoning, so that the answer
             begins with reasoning.
-        packed: Protobuf encoding of a long prompt's ids, computed in a thread.
         dropped_turns: Number of the chat's oldest turns that were dropped to fit the context.
         pinned_blocks: Number of leading full blocks that the prompt shares with a warm prompt.
             Replicas keep these blocks cached.
@@ -88,7 +86,6 @@ class EncodedPrompt(NamedTuple):
     ids: "array[int]"
     block_hashes: bytes
     is_reasoning: bool = False
-    packed: PackedPrompt | None = None
     dropped_turns: int = 0
     pinned_blocks: int = 0
     record: bytes = b""
@@ -333,12 +330,11 @@ class BaseAssets:
     def _with_hashes(
         self, ids: Sequence[int], cache_root: bytes, *, is_reasoning: bool = False
     ) -> EncodedPrompt:
-        """Return a prompt with its block hashes and, if the prompt is long, its packed form."""
+        """Return a prompt with its block hashes. Those of a long prompt are cached."""
         kept = ids if isinstance(ids, array) else array("I", ids)
         if len(kept) <= _INLINE_TOKENS_MAX:
             return EncodedPrompt(kept, chained_hashes(kept, cache_root), is_reasoning)
-        hashes, packed = self._spans.hashed(kept, cache_root)
-        return EncodedPrompt(kept, hashes, is_reasoning, PackedPrompt(packed))
+        return EncodedPrompt(kept, self._spans.hashed(kept, cache_root), is_reasoning)
 
     def _hashing(self, ids: Sequence[int], cache_root: bytes) -> Steps[EncodedPrompt]:
         """Hash a prompt of token ids, in one step for `PromptThreads`."""
@@ -347,8 +343,7 @@ class BaseAssets:
 
 
 def _without_hashes(tokens: PromptTokens, *, is_reasoning: bool) -> EncodedPrompt:
-    packed = PackedPrompt(tokens.packed)
-    return EncodedPrompt(tokens.ids, tokens.hashes, is_reasoning, packed, record=tokens.record)
+    return EncodedPrompt(tokens.ids, tokens.hashes, is_reasoning, record=tokens.record)
 
 
 def _size(messages: Sequence[Message], tools: Sequence[Tool]) -> int:

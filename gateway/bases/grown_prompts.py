@@ -1,4 +1,4 @@
-"""Caches the prompts of conversations as text, token ids, block hashes and wire form.
+"""Caches the prompts of conversations as text, token ids and block hashes.
 
 A session's next prompt begins with the whole previous prompt. If the template renders each message
 independently, only the new messages are processed. Otherwise the whole prompt is processed. A
@@ -19,7 +19,6 @@ from gateway.bases.slices import Steps
 from gateway.bases.spans import PromptSpans
 from gateway.bases.templates import WrittenChat
 from gateway.bodies.messages import Message
-from gateway.text.packed_prompt import packed_ids
 from sluice.hashing import BLOCK_TOKENS, HASH_BYTES, chained_hashes
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ class GrownPrompt(NamedTuple):
         ending: The last `ENDING_CHARACTERS` characters of the text.
         characters: Number of characters of the text.
         hashes: Hashes of the full blocks of `ids`.
-        packed: The ids of these blocks in wire form.
         said: Digest of the rendered messages (see `SaidDigest`), or empty without a digest.
     """
 
@@ -60,7 +58,6 @@ class GrownPrompt(NamedTuple):
     ending: str
     characters: int
     hashes: bytes
-    packed: bytes
     said: bytes = b""
 
     def begins(self, messages: Sequence[Message]) -> bool:
@@ -71,7 +68,7 @@ class GrownPrompt(NamedTuple):
     @property
     def size(self) -> int:
         """Approximate size in bytes."""
-        made = 4 * len(self.ids) + len(self.hashes) + len(self.packed)
+        made = 4 * len(self.ids) + len(self.hashes)
         return made + self.chat.given + _MESSAGE_BYTES * len(self.chat.messages)
 
 
@@ -81,13 +78,11 @@ class PromptTokens(NamedTuple):
     Attributes:
         ids: All token ids.
         hashes: Hashes of the full blocks of `ids`.
-        packed: All token ids in wire form.
         record: Part of the prompt that the turn stores (see `PromptTrail`), or empty if none.
     """
 
     ids: "array[int]"
     hashes: bytes
-    packed: bytes
     record: bytes = b""
 
 
@@ -146,7 +141,6 @@ class GrownPrompts:
             latest.ending,
             latest.characters,
             trail.hashes,
-            trail.packed,
             said,
         )
 
@@ -186,7 +180,7 @@ class GrownPrompts:
             ids = known.ids + ids
         whole = ids + rest
         end = len(ids) - len(ids) % BLOCK_TOKENS
-        hashes, packed = self._of_blocks(known, whole[:end], root)
+        hashes = self._of_blocks(known, whole[:end], root)
         grown = GrownPrompt(
             chat._replace(messages=list(chat.messages), texts=(), behind=""),
             ids,
@@ -194,14 +188,13 @@ class GrownPrompts:
             more[-ENDING_CHARACTERS:],
             (0 if known is None else known.characters - len(known.tail)) + len(more),
             hashes,
-            packed,
             self._said(place, known, chat),
         )
         self._keep(place, grown)
         record = b"" if trail is None else _record_of(grown, trail)
         behind = whole[end:]
         hashes += chained_hashes(behind, hashes[-HASH_BYTES:] or root)
-        return PromptTokens(whole, hashes, packed + packed_ids(behind), record)
+        return PromptTokens(whole, hashes, record)
 
     def _said(self, place: PromptPlace, known: GrownPrompt | None, chat: WrittenChat) -> bytes:
         """Return the digest of all messages, which extends the digest of `known` if it is set."""
@@ -210,16 +203,12 @@ class GrownPrompts:
             return self._digest.go_on(begun, chat.rows)
         return self._digest.go_on(known.said, chat.rows[len(known.chat.messages) :])
 
-    def _of_blocks(
-        self, known: GrownPrompt | None, ids: "array[int]", root: bytes
-    ) -> tuple[bytes, bytes]:
-        """Return hashes and wire form of full blocks, reusing those of the cached `known`."""
+    def _of_blocks(self, known: GrownPrompt | None, ids: "array[int]", root: bytes) -> bytes:
+        """Return the hashes of full blocks, reusing those of the cached `known`."""
         if known is None or not known.hashes:
             return self._spans.hashed(ids, root)
         start = len(known.hashes) // HASH_BYTES * BLOCK_TOKENS
-        more = ids[start:]
-        hashes = chained_hashes(more, known.hashes[-HASH_BYTES:])
-        return known.hashes + hashes, known.packed + packed_ids(more)
+        return known.hashes + chained_hashes(ids[start:], known.hashes[-HASH_BYTES:])
 
     def _keep(self, place: PromptPlace, grown: GrownPrompt) -> None:
         with self._lock:

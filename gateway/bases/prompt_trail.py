@@ -15,7 +15,6 @@ from typing import Any
 import orjson
 from google.protobuf.message import DecodeError
 
-from gateway.text.packed_prompt import packed_ids
 from sluice.hashing import BLOCK_TOKENS, HASH_BYTES
 from sluice.wire.router.v1 import router_pb2 as router
 from sluice.wire.state.v1 import state_pb2 as wire
@@ -35,7 +34,7 @@ class PromptTrail:
         latest: Record of the last turn that has stored one, or None if no turn has.
         opening: Text before the first message.
         hashes: Hashes of all full blocks.
-        packed: Ids of these blocks in wire form.
+        packed: Ids of these blocks in stored form.
     """
 
     latest: wire.StoredPrompt | None = None
@@ -138,7 +137,7 @@ def record_of(
         messages=messages,
         after=trail.hashes[-HASH_BYTES:] if is_further else b"",
         hashes=hashes[start:],
-        packed=packed_ids(ids[start // HASH_BYTES * BLOCK_TOKENS : end]),
+        packed=_packed(ids[start // HASH_BYTES * BLOCK_TOKENS : end]),
         rest=ids[end:],
         opening="" if is_further else opening,
         tail=tail,
@@ -148,6 +147,11 @@ def record_of(
     )
     data = record.SerializeToString()
     return data if len(data) <= _RECORD_BYTES_MAX else b""
+
+
+def _packed(ids: "array[int]") -> bytes:
+    """Return ids in stored form: a serialized `Submit`. The forms of turns are concatenated."""
+    return router.Submit(prompt=ids).SerializeToString()
 
 
 def _read(data: bytes) -> wire.StoredPrompt | None:

@@ -25,10 +25,10 @@ from gateway.text.logprobs import (
     PromptLogprobLine,
     TokenLogprob,
 )
-from gateway.text.packed_prompt import PackedPrompt
 from gateway.text.pipe import TextPipe
 from sluice.errors import ErrorCode
 from sluice.hashing import chained_hashes
+from sluice.token_ids import packed_ids
 from sluice.tracecontext import attempt_traceparent
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -45,7 +45,6 @@ class GenerationSpec(NamedTuple):
         new_logprobs: Returns a writer of log probabilities, or None if none were requested.
         new_guard: Returns a guard that applies the tenant's rules, or None without rules.
         block_hashes: Hashes of the prompt's full blocks, concatenated. See `sluice.hashing`.
-        packed_prompt: Packed form of a long prompt. All answers to the prompt share this object.
         tier_reserved_permille: Share of a cell that is reserved for the tier while it has requests.
         is_preemptible: Whether the router may interrupt the answer, for example of batch work.
         choice: Index of the answer among those of its request.
@@ -81,7 +80,6 @@ class GenerationSpec(NamedTuple):
     new_logprobs: NewLogprobs | None = None
     new_guard: Callable[[], AnswerGuard] | None = None
     block_hashes: bytes = b""
-    packed_prompt: PackedPrompt | None = None
     tier_reserved_permille: int = 0
     admission_ms: int = 0
     is_preemptible: bool = False
@@ -271,8 +269,6 @@ class Generation(ABC):
             self._notify()
             if self.first_at_s == 0.0:
                 self.first_at_s = self.last_at_s = now_s
-                if self.spec.packed_prompt is not None:
-                    self.spec.packed_prompt.begun()
                 return 0.0
         gap_s = now_s - self.last_at_s
         self.last_at_s = now_s
@@ -368,17 +364,19 @@ class Generation(ABC):
         deadline_ms: int,
         admission_ms: int = 0,
         make: Callable[..., wire.Submit] = wire.Submit,
+        *,
+        reads_prompt_ids: bool = True,
     ) -> wire.Submit:
         """Return the message that submits the rest of the answer to a router.
 
         `make` constructs the message. The method `submits.add` of a batch constructs it in place.
+        `reads_prompt_ids` is false for routers of the last release.
         """
         spec = self.spec
         self.attempt_from = len(self.emitted)
         prompt, hashes = spec.prompt, spec.block_hashes
-        packed = b"" if spec.packed_prompt is None else spec.packed_prompt.data
         if self.emitted:
-            prompt, packed = [*spec.prompt, *self.emitted], b""
+            prompt = array("I", spec.prompt) + self.emitted
             hashes = chained_hashes(prompt, spec.cache_root, known=hashes)
         message = make(
             handle=handle,
@@ -389,7 +387,8 @@ class Generation(ABC):
             tenant_weight=spec.tenant_weight,
             tier_reserved_permille=spec.tier_reserved_permille,
             is_preemptible=spec.is_preemptible,
-            prompt=() if packed else prompt,
+            prompt=() if reads_prompt_ids else prompt,
+            prompt_ids=packed_ids(prompt) if reads_prompt_ids else b"",
             block_hashes=hashes,
             output_tokens_max=self.output_tokens_left,
             sampling=spec.sampling,
@@ -411,8 +410,6 @@ class Generation(ABC):
         if spec.scored_tokens or spec.pinned_blocks:
             message.scored_tokens = spec.scored_tokens
             message.pinned_blocks = spec.pinned_blocks
-        if packed:
-            message.MergeFromString(packed)
         line = self.prompt_logprobs
         if line is not None and spec.prompt_logprobs is not None and not line.is_whole:
             message.prompt_logprobs = spec.prompt_logprobs
@@ -420,6 +417,11 @@ class Generation(ABC):
         if spec.prediction:
             message.prediction.extend(spec.prediction)
         return message
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of tokens that an attempt begins with: the prompt, and the tokens emitted."""
+        return len(self.spec.prompt) + len(self.emitted)
 
     @property
     def _number(self) -> int:

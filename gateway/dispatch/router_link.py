@@ -106,6 +106,7 @@ class RouterLink:
         self.is_gated = False
         self.cells: dict[str, CellView] = {}
         self._gateway_id = gateway_id
+        self._reads_prompt_ids = False
         self._on_change = on_change
         self._pace = pace
         self._emit = emit
@@ -145,14 +146,20 @@ class RouterLink:
         # The message is built inside the batch, because a copy of a prompt of 55,000 tokens needs
         # more than a millisecond.
         make = self._open_batch().submits.add
-        submit = generation.submit_message(
-            self._last_handle, cell_id, deadline_ms, admission_ms, make
+        generation.submit_message(
+            self._last_handle,
+            cell_id,
+            deadline_ms,
+            admission_ms,
+            make,
+            reads_prompt_ids=self._reads_prompt_ids,
         )
+        prompt_tokens = generation.prompt_tokens
         self._unsent += 1
-        self._batch_tokens += len(submit.prompt) + _SUBMIT_TOKENS
+        self._batch_tokens += prompt_tokens + _SUBMIT_TOKENS
         # The router's next report replaces this count.
         if (cell := self.cells.get(cell_id)) is not None:
-            cell.tokens_owed += len(submit.prompt)
+            cell.tokens_owed += prompt_tokens
         self._has_outgoing.set()
         return self._last_handle
 
@@ -376,6 +383,7 @@ class RouterLink:
 
     def _connect(self, first: wire.ConnectResponse) -> None:
         self.router_id = first.welcome.router_id
+        self._reads_prompt_ids = first.welcome.reads_prompt_ids
         self.is_up = True
         self._received_at_s = time.monotonic()
         log.info("router_connected", address=self.address, router_id=self.router_id)

@@ -184,7 +184,6 @@ def _specs(original: HttpExchange) -> tuple[GenerationSpec, GenerationSpec] | No
         admission_ms=0,
         choice=0,
         prompt=ids,
-        packed_prompt=None,
         block_hashes=chained_hashes(ids, spec.cache_root, spec.block_hashes),
         output_tokens_max=1,  # The least that engines allow. The token is not billed.
         new_pipe=partial(TextPipe, generation.pipe.table),

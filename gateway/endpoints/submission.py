@@ -101,7 +101,6 @@ def generation_specs(
         new_pipe=task.new_pipe(assets, prompt),
         new_logprobs=task.new_logprobs(assets),
         block_hashes=prompt.block_hashes,
-        packed_prompt=prompt.packed,
         prediction=predicted,
         pinned_blocks=prompt.pinned_blocks,
         prompt_logprobs=task.echoed_alternatives,
@@ -110,8 +109,6 @@ def generation_specs(
         is_preemptible=tier.is_preemptible or task.is_lowered,
         dropped_turns=prompt.dropped_turns,
     )
-    if prompt.packed is not None:
-        prompt.packed.expect(choices)
     first = leader if not first_index else _sibling(leader, first_index, is_begun=False)
     if choices == 1:
         return [first]

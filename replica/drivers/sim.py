@@ -12,11 +12,10 @@ import logging
 import os
 import random
 import time
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from replica.drivers.options import OptionsError, parse_options
@@ -43,6 +42,9 @@ from replica.engine.types import Capabilities, Limits, RefusedError, SequenceReq
 from sluice.adapter_ranks import adapter_room
 from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
+
+if TYPE_CHECKING:
+    from array import array
 
 _ROOM = adapter_room("sim")
 
@@ -349,9 +351,9 @@ class SimBackend:
                 file.write(f"{self._clock():.6f}\n")
 
 
-def _state(tokens: list[int], adapter_digest: str) -> int:
+def _state(tokens: "array[int]", adapter_digest: str) -> int:
     """Return a hash of a sequence's tokens and adapter. It determines the next id."""
-    return crc32(array("I", tokens), crc32(adapter_digest.encode()))
+    return crc32(tokens, crc32(adapter_digest.encode()))
 
 
 def _seeded(state: int, sequence: ScheduledSequence) -> int:

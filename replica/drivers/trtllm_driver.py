@@ -326,7 +326,7 @@ class TrtllmDriver:
         self._blocks.expect(request.prompt, sequence.root)
         self._client.submit(
             handle,
-            sequence.tokens.copy(),
+            sequence.tokens.tolist(),
             sampling,
             lora=lora,
             # The root depends on base, adapter and tenant. As a salt, it prevents that requests
@@ -355,7 +355,7 @@ class TrtllmDriver:
             self._prefilling -= 1
             self._owed -= sequence.prompt_tokens
             self._admit(sequence, message.cached_tokens)
-        sequence.tokens += message.tokens
+        sequence.tokens.extend(message.tokens)
         events = self._events
         events.has_runs = True
         events.keys += [request.key] * len(message.tokens)

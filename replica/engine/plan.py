@@ -13,6 +13,7 @@ order, on which backends and `replica.engine.sampler` rely:
    in the second group.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,8 @@ class ScheduledSequence:
     """A living sequence. Backends read its `tokens`, `computed`, `blocks`, `slot` and `request`.
 
     Attributes:
-        tokens: Ids of the prompt and of the emitted tokens.
+        tokens: Ids of the prompt and of the emitted tokens. In an array, a long prompt is copied
+            and hashed without a look at its ids.
         computed: Number of leading tokens whose KV values are in the pool.
         blocks: Blocks that the sequence uses, in the order of its tokens.
         slot: Slot of its adapter while the sequence runs, or NO_SLOT without an adapter.
@@ -88,7 +90,7 @@ class ScheduledSequence:
         self.arrival = arrival
         self.root = root
         self.stop_ids = stop_ids
-        self.tokens = list(request.prompt) if leader is None else leader.tokens
+        self.tokens = array("I", request.prompt) if leader is None else leader.tokens
         self.prompt_tokens = len(self.tokens)
         self.tokens_max = self.prompt_tokens + request.output_tokens_max
         self.computed = 0

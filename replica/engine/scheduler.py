@@ -18,6 +18,7 @@ from dataclasses import replace
 from replica.engine.adapter_table import AdapterTable
 from replica.engine.blocks import PIN_S, BlockPool
 from replica.engine.emission import emit, report_prompts
+from replica.engine.hashed_spans import HashedSpans
 from replica.engine.plan import NO_SLOT, ScheduledSequence, StepOutput, StepPlan
 from replica.engine.types import (
     AdapterState,
@@ -65,6 +66,7 @@ class EngineScheduler:
         self.pool = BlockPool(limits.kv_blocks)
         self.adapters = adapters or AdapterTable(0, 0)
         self.has_prefix_cache = prefix_cache
+        self._spans = HashedSpans(limits.kv_blocks)
         self.preemptions = 0
         self._root = root
         self._eos_ids = eos_ids
@@ -233,7 +235,7 @@ class EngineScheduler:
         """Queue the first of a leader's waiting siblings. It becomes the leader of the others."""
         heir, *others = leader.forks
         self._unfollow(heir)
-        heir.tokens = leader.tokens.copy()
+        heir.tokens = leader.tokens[:]
         for sibling in others:
             self._unfollow(sibling)
             self._follow(sibling, heir)
@@ -269,7 +271,7 @@ class EngineScheduler:
                 return
             sibling = leader.forks[0]
             self._unfollow(sibling)
-            sibling.tokens = leader.tokens.copy()
+            sibling.tokens = leader.tokens[:]
             sibling.blocks = leader.blocks[:full]
             sibling.capacity = full * BLOCK_TOKENS
             self.pool.hold(sibling.blocks)
@@ -373,7 +375,8 @@ class EngineScheduler:
         # The last token must be computed in any case, because sampling needs its logits.
         full = (len(sequence.tokens) - 1) // BLOCK_TOKENS if self.has_prefix_cache else 0
         if len(sequence.hashes) < full:
-            sequence.hashes = block_hashes(sequence.tokens, sequence.root, full, sequence.hashes)
+            known = sequence.hashes
+            sequence.hashes = self._spans.hashed(sequence.tokens, sequence.root, full, known)
         if sequence.request.prompt_logprobs >= 0 and sequence.scored < sequence.prompt_tokens:
             # The first logprob to report is computed at the token before it.
             full = min(full, (sequence.scored - 1) // BLOCK_TOKENS)

@@ -91,6 +91,7 @@ def encode_limits(
         "grammar": can.has_grammars,
         "kv_transfer": can.has_kv_transfer,
         "penalties": can.has_penalties,
+        "prompt_ids": True,
         "prompt_logprobs": can.has_prompt_logprobs,
         "scores": can.has_scores,
     }

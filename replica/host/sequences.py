@@ -33,7 +33,7 @@ from replica.host.attachments import (
 )
 from replica.host.counters import HostCounters
 from replica.host.frames import encode_prompt_logprobs, fill_logprobs, micros
-from replica.host.requests import decode_sequence
+from replica.host.requests import decode_sequence, prompt_tokens
 from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
 from sluice.wire.engine.v1 import engine_pb2 as wire
@@ -368,7 +368,7 @@ class SequenceBook:
 
 def _refuse(attachment: HostAttachment, message: wire.Sequence, error: RefusedError) -> None:
     """End a sequence that was not accepted, and its forks."""
-    event = refusal(0, error, len(message.prompt))
+    event = refusal(0, error, prompt_tokens(message))
     for sequence in dict.fromkeys([message.id, *(fork.id for fork in message.forks)]):
         if sequence not in attachment.sequences:
             attachment.finish(sequence, finished_message(sequence, event))

@@ -15,6 +15,7 @@ import grpc.aio
 
 from sluice import channels
 from sluice.manifests import manifest_of_directory
+from sluice.token_ids import unpacked_ids
 from sluice.wire.control.v1 import control_pb2 as control
 from sluice.wire.control.v1 import control_pb2_grpc
 from sluice.wire.distribution.v1 import distribution_pb2 as distribution
@@ -106,7 +107,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
         session = _Session(self)
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(session.read(request_iterator))
-            welcome = wire.Welcome(router_id=self.router_id, epoch=1)
+            welcome = wire.Welcome(router_id=self.router_id, epoch=1, reads_prompt_ids=True)
             yield wire.ConnectResponse(welcome=welcome, cells=self.cells)
             alive_at = 0.0
             while not broken.is_set():
@@ -135,6 +136,9 @@ class _Session:
         async for request in requests:
             self._router.turned_away += sum(it.requests for it in request.turned_away)
             for submit in request.submits:
+                # tests look at the ids, in whichever form they came
+                submit.prompt.extend(unpacked_ids(submit.prompt_ids))
+                submit.ClearField("prompt_ids")
                 self._router.submits.append(submit)
                 plan = self._router.plan(submit)
                 self._live[submit.handle] = (submit, plan, 0)

@@ -12,6 +12,7 @@ from gateway.dispatch.router_link import RouterLink
 from gateway.text.logprobs import LogprobFormat, LogprobLine, chat_logprobs
 from gateway.text.pipe import TextPipe
 from sluice.hashing import chained_hashes
+from sluice.token_ids import unpacked_ids
 from sluice.wire.router.v1 import router_pb2 as wire
 from tests.support.scripted_router import NeverLags
 from tests.unit.gateway.test_streamed import SPEC, TABLE, TOKENIZER
@@ -36,8 +37,9 @@ def test_the_hashes_belong_to_the_prompt_that_is_sent(prompt, emitted) -> None:
     generation = _generation(spec)
     for tokens in emitted:
         submit = generation.submit_message(1, "c", 0)
-        assert list(submit.prompt) == [*prompt, *generation.emitted]
-        assert submit.block_hashes == chained_hashes(submit.prompt, _ROOT)
+        sent = unpacked_ids(submit.prompt_ids)
+        assert list(sent) == [*prompt, *generation.emitted]
+        assert submit.block_hashes == chained_hashes(sent, _ROOT)
         assert submit.resumed_tokens == len(generation.emitted)
         generation.push(tokens, 1.0)
 

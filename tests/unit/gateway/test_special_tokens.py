@@ -144,8 +144,5 @@ async def test_texts_and_ids() -> None:
             encoded = await assets.encode_text(text, b"")
             assert encoded.ids.tolist() == ASSETS.tokenizer.encode(text).ids
             again = await assets.hash_ids(encoded.ids, b"")
-            assert encoded[:3] == again[:3]
-            packed = [bytes(it.packed.data) if it.packed else b"" for it in (encoded, again)]
-            assert packed[0] == packed[1]
-            assert bool(packed[0]) == (len(encoded.ids) > 8 << 10)
+            assert encoded == again
         assert (threads.usual.count, threads.tokenizing.count) == (2, 1)

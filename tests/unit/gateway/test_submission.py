@@ -14,6 +14,7 @@ from gateway.endpoints.completions import CompletionTask
 from gateway.endpoints.submission import derived_seed, generation_specs
 from gateway.resolved import ResolvedModel
 from gateway.server.identity import CallerIdentity
+from sluice.token_ids import unpacked_ids
 from sluice.wire.control.v1 import control_pb2 as control
 
 ASSETS = load_base(Path(__file__).resolve().parents[3] / "model_repo" / "default")
@@ -84,40 +85,25 @@ def test_without_a_seed_the_engine_chooses() -> None:
 
 
 @pytest.mark.parametrize("emitted", [0, 3])
-@pytest.mark.parametrize("tokens", [8 << 10, (8 << 10) + 1, 20_000])
-def test_a_long_prompt_is_packed_once_and_is_the_same(tokens: int, emitted: int) -> None:
+@pytest.mark.parametrize("tokens", [7, 20_000])
+def test_a_prompt_reaches_routers_of_this_and_of_the_last_release(
+    tokens: int, emitted: int
+) -> None:
     ids = [number * 7919 % 150_000 for number in range(tokens)]
     prompt = asyncio.run(ASSETS.hash_ids(ids, b"r"))
-    assert (prompt.packed is not None) == (tokens > 8 << 10)
     [spec] = specs_of(b'{"model":"m","prompt":"x"}', prompt=prompt)
-    spec = spec._replace(traceparent="")
-    assert spec.packed_prompt is prompt.packed
-    generation, plain = generation_of(spec), generation_of(spec._replace(packed_prompt=None))
-    for one in (generation, plain):
-        one.emitted.extend(range(emitted))
+    generation = generation_of(spec._replace(traceparent=""))
+    generation.emitted.extend(range(emitted))
     message = generation.submit_message(1, "cell", 10)
-    assert message == plain.submit_message(1, "cell", 10)
-    assert list(message.prompt) == [*ids, *range(emitted)]
+    old = generation.submit_message(1, "cell", 10, reads_prompt_ids=False)
+    assert list(unpacked_ids(message.prompt_ids)) == list(old.prompt) == [*ids, *range(emitted)]
+    assert not message.prompt
+    assert not old.prompt_ids
+    assert generation.prompt_tokens == tokens + emitted
 
 
 def generation_of(spec: GenerationSpec) -> WholeGeneration:
     return WholeGeneration(spec)
-
-
-def test_a_packed_prompt_goes_when_all_its_answers_have_begun() -> None:
-    prompt = asyncio.run(ASSETS.hash_ids([5] * 20_000, b"r"))
-    specs = specs_of(b'{"model":"m","prompt":"x","n":2}', prompt=prompt)
-    first, second = (generation_of(spec._replace(traceparent="")) for spec in specs)
-    packed = prompt.packed
-    assert packed is not None
-    for _ in range(3):
-        first.push([7], 1.0)
-        assert packed.data, "the other one has not been submitted yet"
-    assert len(second.submit_message(1, "cell", 10).prompt) == 20_000
-    second.push([7], 1.0)
-    assert not packed.data
-    del second.emitted[:]
-    assert len(second.submit_message(1, "cell", 10).prompt) == 20_000, "the slow way"
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,13 @@ def test_runs_stand_together_and_end_at_a_stop_token_or_the_last_token() -> None
         4: Finish.STOP,
     }
     assert {s.request.key: count for s, count in runs} == {2: 2, 3: 2, 5: 1}
-    assert [s.tokens[2:] for s in sampled] == [[10], [20, 21, 9], [30, 31, 32], [9], [50, 51]]
+    assert [s.tokens[2:].tolist() for s in sampled] == [
+        [10],
+        [20, 21, 9],
+        [30, 31, 32],
+        [9],
+        [50, 51],
+    ]
 
 
 def test_failed_sequences_emit_nothing_and_others_keep_their_extras() -> None:

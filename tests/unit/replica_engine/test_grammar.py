@@ -152,7 +152,7 @@ def test_answers_match_their_grammars_in_one_batch_with_free_ones(
     alone = sequence(free.request.sampling, ignore_eos=True)
     rows = [model(step, len(batch) + 1)[-1:] for step in range(20)]
     for row in rows:
-        alone.tokens += sampler.sample(row, StepPlan([alone], [])).tokens
+        alone.tokens.extend(sampler.sample(row, StepPlan([alone], [])).tokens)
     assert free.tokens[:22] == alone.tokens
 
 
@@ -204,11 +204,11 @@ def test_drafts_are_verified_under_a_grammar(
     sampling = Sampling(0.9, seed=5, grammar=GRAMMARS["schema"])
     truth = sequence(sampling)
     assert generate(sampler, [truth], model) == [""]
-    answer = truth.tokens[2:]
+    answer = truth.tokens[2:].tolist()
     assert len(answer) > 8
     for wrong in range(7):
         one = sequence(sampling)
-        one.tokens += answer[:2]
+        one.tokens.extend(answer[:2])
         draft = answer[2:8]
         if wrong < 6:
             draft[wrong] = 1 if wrong % 2 else answer[0]  # a token that does not follow here
@@ -218,7 +218,7 @@ def test_drafts_are_verified_under_a_grammar(
         output = sampler.sample(logits, plan)
         assert not output.failed
         assert output.tokens + output.more.get(0, []) == answer[2 : 2 + min(wrong, 6) + 1]
-        one.tokens += output.tokens + output.more.get(0, [])
+        one.tokens.extend(output.tokens + output.more.get(0, []))
         at = len(one.tokens) - 2
         assert sampler.sample(model(at, 1), StepPlan([one], [])).tokens == [answer[at]]
 

@@ -69,8 +69,10 @@ def test_a_draft_changes_nothing_but_the_number_of_steps(
     sampler = Sampler(VOCABULARY, frozenset())
     while len(one_by_one.tokens) < 8:
         at = len(one_by_one.tokens)
-        one_by_one.tokens += sampler.sample(table[at : at + 1], StepPlan([one_by_one], [])).tokens
-    truth = one_by_one.tokens[len(start) :]
+        one_by_one.tokens.extend(
+            sampler.sample(table[at : at + 1], StepPlan([one_by_one], [])).tokens
+        )
+    truth = one_by_one.tokens[len(start) :].tolist()
     draft = truth[:length]
     if right < length:
         draft[right] = (draft[right] + 1) % VOCABULARY
@@ -152,7 +154,7 @@ def test_prompt_logprobs_do_not_depend_on_the_chunks(chunk: int, alternatives: i
 def test_several_prompts_are_reported_in_one_step_and_each_position_once() -> None:
     first = sequence([1, 2, 3, 4], prompt_logprobs=0)
     again = sequence([5, 6, 7, 8], prompt_logprobs=0)
-    again.tokens += [9, 10]  # preempted after two tokens, when its prompt had been reported
+    again.tokens.extend([9, 10])  # preempted after two tokens, when its prompt had been reported
     again.scored = 4
     half = sequence([5, 6, 7, 8, 9], prompt_logprobs=0)
     half.scored = 3  # preempted in the middle of its prompt

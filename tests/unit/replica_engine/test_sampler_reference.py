@@ -181,7 +181,7 @@ def test_drafts_of_every_kind_change_nothing_but_the_number_of_steps(
         output = sampler.sample(table[at : at + 1], StepPlan([sequence], []))
         truth += output.tokens
         entries += output.logprobs.get(0, [])
-        sequence.tokens += output.tokens
+        sequence.tokens.extend(output.tokens)
     draft = truth[:length]
     if right < length:
         draft[right] = (draft[right] + 1) % VOCABULARY
@@ -200,7 +200,7 @@ def test_drafts_of_every_kind_change_nothing_but_the_number_of_steps(
 def test_siblings_are_sequences_of_their_own(leader: ScheduledSequence, seeds: list[int]) -> None:
     """The model is a table, in which the row of logits depends only on the position."""
     table = np.random.default_rng(7).normal(0, 2, (40, VOCABULARY)).astype(np.float32)
-    request, prompt = leader.request, leader.tokens.copy()
+    request, prompt = leader.request, leader.tokens[:]
     alone, together = Sampler(VOCABULARY, EOS), Sampler(VOCABULARY, EOS)
     forks, wanted = [], []
     for seed in seeds:
@@ -208,7 +208,7 @@ def test_siblings_are_sequences_of_their_own(leader: ScheduledSequence, seeds: l
         forks.append(ScheduledSequence(own, 0, b"", leader.stop_ids))
         single = ScheduledSequence(own, 0, b"", leader.stop_ids)
         for at in range(len(prompt), len(prompt) + 4):
-            single.tokens += alone.sample(table[at : at + 1], StepPlan([single], [])).tokens
+            single.tokens.extend(alone.sample(table[at : at + 1], StepPlan([single], [])).tokens)
         wanted.append(single.tokens)
     family = [leader, *forks]
     plan = StepPlan([], [(leader, len(prompt))], family)

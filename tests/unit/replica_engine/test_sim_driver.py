@@ -85,7 +85,7 @@ def test_a_draft_is_accepted_as_far_as_it_is_right(make_sim, run_to_end) -> None
         output = backend.run(plan)
         assert [*output.tokens, *output.more.get(0, [])] == coming[1 : 2 + right]
         # The next tokens follow the accepted tokens.
-        sequence.tokens += coming[1 : 2 + right]
+        sequence.tokens.extend(coming[1 : 2 + right])
         sequence.computed = len(sequence.tokens) - 1
         assert backend.run(StepPlan([sequence], [])).tokens == [coming[2 + right]]
 

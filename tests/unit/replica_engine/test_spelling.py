@@ -50,7 +50,7 @@ class Subject:
             logits[:, self._special_ids] += 30
             output = self._sampler.sample(logits, StepPlan([one], []))
             assert not output.failed
-            one.tokens += output.tokens
+            one.tokens.extend(output.tokens)
             if one.tokens[-1] in self._eos_ids:
                 return one.tokens[one.prompt_tokens : -1]
         raise AssertionError("no end")

@@ -1,3 +1,4 @@
+from array import array
 from dataclasses import asdict, replace
 
 import pytest
@@ -51,6 +52,7 @@ def field_of(changes: dict) -> str:
         ({"output_tokens_max": 0}, "invalid_request", "at least one"),
         ({"prompt": [200]}, "invalid_request", "vocabulary of 200"),
         ({"prompt": [-1]}, "invalid_request", "vocabulary of 200"),
+        ({"prompt": array("I", [5, 200, 7])}, "invalid_request", "vocabulary of 200"),
         ({"prompt": [1] * 900, "output_tokens_max": 200}, "context_length_exceeded", "1000"),
         ({"prompt": [1] * 90}, "context_length_exceeded", "has 2"),
         ({"cache_root": b"short"}, "invalid_request", "5 bytes"),

@@ -1,6 +1,8 @@
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replica.engine.types import (
     URGENT_PRIORITY,
@@ -11,9 +13,10 @@ from replica.engine.types import (
     Sampling,
     SequenceRequest,
 )
-from replica.host.requests import decode_hashes, decode_sequence
+from replica.host.requests import decode_hashes, decode_sequence, prompt_tokens
 from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
+from sluice.token_ids import packed_ids
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 
@@ -146,6 +149,19 @@ def test_garbage_is_refused_with_the_correction(sampling: wire.Sampling, message
     with pytest.raises(RefusedError, match=message) as caught:
         decode(wire.Sequence(prompt=[1], sampling=sampling))
     assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+@given(st.lists(st.integers(0, 2**32 - 1)))
+def test_packed_ids_are_the_ids_of_the_prompt(ids: list[int]) -> None:
+    message = wire.Sequence(prompt_ids=packed_ids(ids), output_tokens_max=3)
+    assert list(decode(message).prompt) == ids
+    assert prompt_tokens(message) == len(ids)
+
+
+def test_an_incomplete_id_is_refused_with_the_size_of_an_id() -> None:
+    with pytest.raises(RefusedError, match="prompt_ids has 7 bytes; send 4") as error:
+        decode(wire.Sequence(prompt_ids=b"1234567", output_tokens_max=3))
+    assert (error.value.code, error.value.param) == (ErrorCode.INVALID_REQUEST, "prompt")
 
 
 def test_hashes_are_cut_apart_or_refused() -> None:

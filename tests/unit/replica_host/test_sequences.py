@@ -201,6 +201,7 @@ def test_the_adapters_of_the_engine_are_told_at_the_attach_and_when_they_change(
         "grammar",
         "kv_transfer",
         "penalties",
+        "prompt_ids",
         "prompt_logprobs",
     ]
     bench.submit(sequence(1))

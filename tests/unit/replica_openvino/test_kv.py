@@ -1,7 +1,7 @@
 """Tests the KV pool in transfers, forks and drafts."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -114,9 +114,9 @@ def foresee(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, list[int]], 
     def patch(whole: dict[int, list[int]], mistakes: float) -> None:
         rnd = random.Random(1)
 
-        def propose(_, tokens: list[int], count_max: int) -> list[int]:
+        def propose(_, tokens: Sequence[int], count_max: int) -> list[int]:
             for answer in whole.values():
-                if answer[: len(tokens)] == tokens:
+                if answer[: len(tokens)] == list(tokens):
                     draft = answer[len(tokens) : len(tokens) + min(count_max, 5)]
                     return [3 if rnd.random() < mistakes else token for token in draft]
             return []

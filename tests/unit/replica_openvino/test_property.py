@@ -7,6 +7,7 @@ with mistakes, cancels, and one graph or two. SLUICE_PROPERTY_SEEDS=50 tries 50 
 import os
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -76,11 +77,11 @@ def foresee(answers: dict[int, list[int]], jobs: list[Job], rnd: random.Random):
         for key in (job.request.key, *(fork.key for fork in job.request.forks)):
             whole.setdefault(tuple(prompt), []).append(prompt + answers[key])
 
-    def propose(self, tokens: list[int], count_max: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], count_max: int) -> list[int]:
         for prompt, candidates in whole.items():
             if tuple(tokens[: len(prompt)]) == prompt:
                 for known in candidates:
-                    if known[: len(tokens)] == tokens:
+                    if known[: len(tokens)] == list(tokens):
                         draft = known[len(tokens) : len(tokens) + min(count_max, self.width)]
                         return [token if rnd.random() < 0.8 else 3 for token in draft]
         return []

@@ -18,6 +18,7 @@ from router.counting import TokenCounts
 from router.outgoing import PAUSE_S, GatewayLink, HostOutbox, leaves_at
 from sim.loop import run
 from sluice.hashing import BLOCK_TOKENS
+from sluice.token_ids import packed_ids, unpacked_ids
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -234,6 +235,34 @@ async def test_a_preempted_request_goes_on_behind_its_emitted_tokens():
     assert dispatch.prompt_tokens == len(sequence.prompt)
     assert sequence.resumed_tokens == 3
     assert sequence.output_tokens_max == 38
+
+
+@pytest.mark.parametrize("is_new_gateway", [True, False])
+@pytest.mark.parametrize("is_new_engine", [True, False])
+async def test_a_prompt_goes_from_gateways_to_engines_of_two_releases(
+    is_new_gateway: bool, is_new_engine: bool
+):
+    ids = [1, 2, 3, 300_000]
+    submit = wire.Submit(handle=5, output_tokens_max=40, is_preemptible=True)
+    if is_new_gateway:
+        submit.prompt_ids = packed_ids(ids)
+    else:
+        submit.prompt.extend(ids)
+    request = convert.request(submit)
+    assert request.prompt_tokens == 4
+    request.output += [70, 80_000]
+    dispatch = Dispatch(request, ServiceAccount(TierTotals()), "replica", sequence=3, now=0.0)
+    outbox = HostOutbox(7)
+    outbox.reads_prompt_ids = is_new_engine
+    outbox.dispatch([dispatch])
+    [sequence] = outbox.take()[0].submit.sequences
+    assert [*sequence.prompt, *unpacked_ids(sequence.prompt_ids)] == [*ids, 70, 80_000]
+    assert is_new_engine or not sequence.prompt_ids, "the engine would not read them"
+
+
+def test_an_incomplete_id_is_refused():
+    with pytest.raises(ValueError, match="prompt_ids of 7 bytes; send 4"):
+        convert.request(wire.Submit(handle=5, prompt_ids=b"1234567"))
 
 
 async def test_the_core_keeps_the_known_facts_of_a_request():

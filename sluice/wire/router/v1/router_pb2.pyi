@@ -106,7 +106,7 @@ class Hello(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ..., takes_closings: _Optional[bool] = ..., counts_prompts: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent", "block_hashes", "is_preemptible", "tier_reserved_permille", "sampling", "is_begun", "tracestate", "closing", "was_placed", "attempt", "prediction", "admission_ms", "prompt_logprobs", "absence_ms", "scored_tokens", "pinned_blocks")
+    __slots__ = ("handle", "request_id", "cell_id", "tenant_id", "tier_priority", "tenant_weight", "prompt", "output_tokens_max", "stop_token_ids", "cache_root", "adapter_digest", "session_hash", "deadline_ms", "ignore_eos", "resumed_tokens", "traceparent", "block_hashes", "is_preemptible", "tier_reserved_permille", "sampling", "is_begun", "tracestate", "closing", "was_placed", "attempt", "prediction", "admission_ms", "prompt_logprobs", "absence_ms", "scored_tokens", "pinned_blocks", "prompt_ids")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,7 @@ class Submit(_message.Message):
     ABSENCE_MS_FIELD_NUMBER: _ClassVar[int]
     SCORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     cell_id: str
@@ -169,7 +170,8 @@ class Submit(_message.Message):
     absence_ms: int
     scored_tokens: int
     pinned_blocks: int
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., is_preemptible: _Optional[bool] = ..., tier_reserved_permille: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., is_begun: _Optional[bool] = ..., tracestate: _Optional[str] = ..., closing: _Optional[bytes] = ..., was_placed: _Optional[bool] = ..., attempt: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., admission_ms: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., absence_ms: _Optional[int] = ..., scored_tokens: _Optional[int] = ..., pinned_blocks: _Optional[int] = ...) -> None: ...
+    prompt_ids: bytes
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., cell_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., tier_priority: _Optional[int] = ..., tenant_weight: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., session_hash: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., resumed_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., is_preemptible: _Optional[bool] = ..., tier_reserved_permille: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., is_begun: _Optional[bool] = ..., tracestate: _Optional[str] = ..., closing: _Optional[bytes] = ..., was_placed: _Optional[bool] = ..., attempt: _Optional[int] = ..., prediction: _Optional[_Iterable[int]] = ..., admission_ms: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., absence_ms: _Optional[int] = ..., scored_tokens: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ...) -> None: ...
 
 class PackedSubmit(_message.Message):
     __slots__ = ("prompt",)
@@ -210,12 +212,14 @@ class ConnectResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., handle: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., placed: _Optional[_Iterable[_Union[Placed, _Mapping]]] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., cells: _Optional[_Iterable[_Union[CellState, _Mapping]]] = ..., logprobs: _Optional[_Union[_engine_pb2.Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_engine_pb2.PromptLogprobs, _Mapping]]] = ..., closings: _Optional[_Iterable[bytes]] = ..., sketches: _Optional[_Iterable[_Union[CellSketch, _Mapping]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("router_id", "epoch")
+    __slots__ = ("router_id", "epoch", "reads_prompt_ids")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    READS_PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     epoch: int
-    def __init__(self, router_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    reads_prompt_ids: bool
+    def __init__(self, router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reads_prompt_ids: _Optional[bool] = ...) -> None: ...
 
 class Placed(_message.Message):
     __slots__ = ("handle", "replica_id", "queue_us", "engine_queue_us", "cached_tokens", "decision", "before", "load_us")
