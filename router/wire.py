@@ -15,8 +15,11 @@ PROMPT_IDS = "prompt_ids"  # feature of engines that read `Sequence.prompt_ids`
 
 
 def prompt_tokens_of(submit: wire.Submit) -> int:
-    """Return the number of tokens of a submit's prompt."""
-    return len(submit.prompt) + len(submit.prompt_ids) // ID_BYTES
+    """Return the number of tokens of a submit's prompt. Raises ValueError for a part of an id."""
+    count, rest = divmod(len(submit.prompt_ids), ID_BYTES)
+    if rest:
+        raise ValueError(f"prompt_ids ends with {rest} bytes; send {ID_BYTES} per id")
+    return count + len(submit.prompt)
 
 
 def request(submit: wire.Submit) -> Request:
@@ -27,8 +30,6 @@ def request(submit: wire.Submit) -> Request:
             incomplete.
     """
     prompt_tokens = prompt_tokens_of(submit)
-    if len(submit.prompt_ids) % ID_BYTES:
-        raise ValueError(f"prompt_ids of {len(submit.prompt_ids)} bytes; send {ID_BYTES} per id")
     hashes: BlockHashes | tuple[int, ...] = ()
     if submit.block_hashes:
         hashes = BlockHashes(submit.block_hashes)

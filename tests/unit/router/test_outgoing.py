@@ -261,7 +261,7 @@ async def test_a_prompt_goes_from_gateways_to_engines_of_two_releases(
 
 
 def test_an_incomplete_id_is_refused():
-    with pytest.raises(ValueError, match="prompt_ids of 7 bytes; send 4"):
+    with pytest.raises(ValueError, match="prompt_ids ends with 3 bytes; send 4"):
         convert.request(wire.Submit(handle=5, prompt_ids=b"1234567"))
 
 
