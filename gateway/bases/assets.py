@@ -330,7 +330,7 @@ class BaseAssets:
     def _with_hashes(
         self, ids: Sequence[int], cache_root: bytes, *, is_reasoning: bool = False
     ) -> EncodedPrompt:
-        """Return a prompt with its block hashes. Those of a long prompt are cached."""
+        """Return a prompt with its block hashes, which are cached for a long prompt."""
         kept = ids if isinstance(ids, array) else array("I", ids)
         if len(kept) <= _INLINE_TOKENS_MAX:
             return EncodedPrompt(kept, chained_hashes(kept, cache_root), is_reasoning)

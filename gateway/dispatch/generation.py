@@ -372,8 +372,7 @@ class Generation(ABC):
         `make` constructs the message. The method `submits.add` of a batch constructs it in place.
         `reads_prompt_ids` is false for routers of the last release.
         """
-        spec = self.spec
-        self.attempt_from = len(self.emitted)
+        spec, self.attempt_from = self.spec, len(self.emitted)
         prompt, hashes = spec.prompt, spec.block_hashes
         if self.emitted:
             prompt = array("I", spec.prompt) + self.emitted

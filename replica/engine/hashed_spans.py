@@ -8,7 +8,6 @@ span's end. So no hash is taken from another tenant or adapter, nor trusted from
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sluice.hashing import BLOCK_TOKENS, block_hashes
@@ -32,17 +31,25 @@ class HashedSpans:
     def __len__(self) -> int:
         return len(self._spans)
 
-    def hashed(
-        self, tokens: "array[int]", root: bytes, count: int, known: Sequence[bytes] = ()
-    ) -> list[bytes]:
-        """Return the same hashes as `block_hashes`, to which the arguments belong."""
-        if known or count < SPAN_BLOCKS:
-            return block_hashes(tokens, root, count, known)
-        hashes: list[bytes] = []
+    def extend(self, hashes: list[bytes], tokens: "array[int]", root: bytes, count: int) -> None:
+        """Append the hashes of further blocks to those of the first blocks of a prompt.
+
+        Args:
+            hashes: Hashes of the first blocks of `tokens`, or empty.
+            tokens: Token ids.
+            root: Root of the chain, from `cache_root`.
+            count: Number of full blocks of `tokens` that have a hash afterwards.
+        """
+        if not hashes and count >= SPAN_BLOCKS:
+            self._add_spans(hashes, tokens, root, count)
+        hashes[:] = block_hashes(tokens, root, count, hashes)
+
+    def _add_spans(
+        self, hashes: list[bytes], tokens: "array[int]", root: bytes, count: int
+    ) -> None:
         so_far = hashlib.sha256(root, usedforsecurity=False)
         for end in range(_SPAN_TOKENS, count * BLOCK_TOKENS + 1, _SPAN_TOKENS):
-            start = end - _SPAN_TOKENS
-            ids = tokens[start:end]
+            ids = tokens[end - _SPAN_TOKENS : end]
             so_far.update(ids)
             key = so_far.digest()
             span = self._spans.get(key)
@@ -52,7 +59,6 @@ class HashedSpans:
             else:
                 self._spans.move_to_end(key)
             hashes += span
-        return block_hashes(tokens, root, count, hashes)
 
     def _keep(self, key: bytes, span: list[bytes]) -> None:
         self._spans[key] = span

@@ -67,7 +67,7 @@ class EngineScheduler:
         self.adapters = adapters or AdapterTable(0, 0)
         self.has_prefix_cache = prefix_cache
         self._spans = HashedSpans(limits.kv_blocks)
-        self.preemptions = 0
+        self.preemptions = self._arrivals = 0
         self._root = root
         self._eos_ids = eos_ids
         self._watermark = max(1, int(limits.kv_blocks * watermark_ratio))
@@ -78,7 +78,6 @@ class EngineScheduler:
         self._joining: list[ScheduledSequence] = []  # siblings that start in this step
         self._decoding: list[ScheduledSequence] = []
         self._drafting = 0  # number of living sequences with a drafter
-        self._arrivals = 0
         self._prompt_tokens = self._cached_tokens = 0
         self._draft_tokens = self._accepted_tokens = 0
         self._events = StepEvents()
@@ -375,8 +374,7 @@ class EngineScheduler:
         # The last token must be computed in any case, because sampling needs its logits.
         full = (len(sequence.tokens) - 1) // BLOCK_TOKENS if self.has_prefix_cache else 0
         if len(sequence.hashes) < full:
-            known = sequence.hashes
-            sequence.hashes = self._spans.hashed(sequence.tokens, sequence.root, full, known)
+            self._spans.extend(sequence.hashes, sequence.tokens, sequence.root, full)
         if sequence.request.prompt_logprobs >= 0 and sequence.scored < sequence.prompt_tokens:
             # The first logprob to report is computed at the token before it.
             full = min(full, (sequence.scored - 1) // BLOCK_TOKENS)
