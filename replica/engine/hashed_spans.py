@@ -38,11 +38,12 @@ class HashedSpans:
             hashes: Hashes of the first blocks of `tokens`, or empty.
             tokens: Token ids.
             root: Root of the chain, from `cache_root`.
-            count: Number of full blocks of `tokens` that have a hash afterwards.
+            count: Number of full blocks of `tokens` that need a hash.
         """
         if not hashes and count >= SPAN_BLOCKS:
             self._add_spans(hashes, tokens, root, count)
-        hashes[:] = block_hashes(tokens, root, count, hashes)
+        if len(hashes) < count:
+            hashes[:] = block_hashes(tokens, root, count, hashes)
 
     def _add_spans(
         self, hashes: list[bytes], tokens: "array[int]", root: bytes, count: int

@@ -373,8 +373,7 @@ class EngineScheduler:
         """Return the number of a sequence's cached blocks, and of blocks left if admitted."""
         # The last token must be computed in any case, because sampling needs its logits.
         full = (len(sequence.tokens) - 1) // BLOCK_TOKENS if self.has_prefix_cache else 0
-        if len(sequence.hashes) < full:
-            self._spans.extend(sequence.hashes, sequence.tokens, sequence.root, full)
+        self._spans.extend(sequence.hashes, sequence.tokens, sequence.root, full)
         if sequence.request.prompt_logprobs >= 0 and sequence.scored < sequence.prompt_tokens:
             # The first logprob to report is computed at the token before it.
             full = min(full, (sequence.scored - 1) // BLOCK_TOKENS)

@@ -27,6 +27,7 @@ def test_remembered_hashes_equal_computed_ones(
         hashes = block_hashes(ids, root, count)
         extended = hashes[:known]
         spans.extend(extended, ids, root, count)
+        spans.extend(extended, ids, root, count // 2)
         assert extended == hashes
         assert len(spans) <= 3
 
