@@ -2,8 +2,9 @@
 
 One operation is a turn of a chain of responses, over the gateway of a whole stack on the `sim`
 driver. Gateway, control plane, Valkey and PostgreSQL are killed by SIGKILL, one after the other.
-Each complete answer reports whether it was stored. At the end the benchmark reads every response
-that was reported as stored. None may be lost. `resident_mb` is the resident memory each 10 s, and
+Each complete answer reports whether it was stored. At the end the benchmark counts the input tokens
+of each whole chain, which needs every turn that was reported as stored. If a chain is incomplete,
+each of its turns is read. None may be lost. `resident_mb` is the resident memory each 10 s, and
 `slope_mb_per_min` the slope of its last half. Not measured: turns without an answer.
 Run: `python -m benchmarks.load.churn [--turns 200] [--seconds 600]`.
 """
@@ -14,6 +15,7 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -43,7 +45,7 @@ class ChurnLoad:
 
     Attributes:
         counts: Outcomes of turns, by name.
-        stored: Ids of responses that answers reported as stored.
+        chains: For each chain, the ids of its turns that answers reported as stored.
     """
 
     def __init__(self, http: aiohttp.ClientSession, url: str, *, turns_per_s: float) -> None:
@@ -51,7 +53,7 @@ class ChurnLoad:
         self._http, self._url = http, url
         self._every_s = 1 / turns_per_s
         self.counts: Counter[str] = Counter()
-        self.stored: list[str] = []
+        self.chains: list[list[str]] = []
 
     async def run(self, seconds: float) -> None:
         """Begin chains at the rate of turns for some seconds, and wait until all have ended."""
@@ -64,16 +66,16 @@ class ChurnLoad:
                 next_s += self._every_s * _CHAIN_TURNS
 
     async def _chain(self, end_s: float) -> None:
-        previous: str | None = None
+        stored: list[str] = []
+        self.chains.append(stored)
         for _ in range(_CHAIN_TURNS):
             if time.monotonic() > end_s:
                 return
-            response = await self._turn(previous)
+            response = await self._turn(stored[-1] if stored else None)
             if response is None:
                 await asyncio.sleep(_PAUSE_S)
             elif response["store"]:
-                previous = response["id"]
-                self.stored.append(response["id"])
+                stored.append(response["id"])
 
     async def _turn(self, previous: str | None) -> dict[str, Any] | None:
         """Return the answer of a turn, or None without one. The chain then repeats the turn."""
@@ -92,23 +94,34 @@ class ChurnLoad:
 
     async def lost(self) -> int:
         """Return the number of stored responses that cannot be read."""
-        left, lost = list(self.stored), 0
+        left, lost = [it for it in self.chains if it], 0
 
         async def read() -> None:
             nonlocal lost
             while left:
-                lost += not await self._is_there(left.pop())
+                chain = left.pop()
+                if not await self._is_whole(chain):
+                    lost += [await self._is_there(it) for it in chain].count(False)
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(_READERS):
                 tasks.create_task(read())
         return lost
 
+    async def _is_whole(self, chain: Sequence[str]) -> bool:
+        """Return whether all turns of a chain can be read."""
+        body = {"model": _BODY["model"], "previous_response_id": chain[-1], "input": "?"}
+        return await self._found("POST", f"{self._url}/input_tokens", json=body)
+
     async def _is_there(self, response_id: str) -> bool:
+        return await self._found("GET", f"{self._url}/{response_id}")
+
+    async def _found(self, method: str, url: str, **options: Any) -> bool:
+        """Return whether the answer is 200 and not 404, and repeat the request at other answers."""
         async with asyncio.timeout(_READ_S):
             while True:
                 try:
-                    async with self._http.get(f"{self._url}/{response_id}") as answer:
+                    async with self._http.request(method, url, **options) as answer:
                         if answer.status in {200, 404}:
                             return answer.status == 200
                 except (aiohttp.ClientError, ConnectionError):
@@ -142,8 +155,10 @@ async def measured(stack: BenchmarkStack, *, turns_per_s: float, seconds: float)
             sampling = tasks.create_task(memory.run())
             await load.run(seconds)
             sampling.cancel()
-        print(memory.figures(), "reading", len(load.stored), "responses", flush=True)
+        print(memory.figures(), "reading", len(load.chains), "chains", flush=True)
+        began_s = time.monotonic()
         lost = await load.lost()
+        print("read in", round(time.monotonic() - began_s), "s", flush=True)
     return {"turns": dict(sorted(load.counts.items())), "lost": lost, **memory.figures()}
 
 
