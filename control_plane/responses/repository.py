@@ -51,6 +51,7 @@ async def keep(connection: AsyncConnection, stored: Sequence[wire.StoredResponse
             "input_items": it.input_items,
             "response": it.response,
             "prompt": it.prompt or None,
+            "deltas": it.deltas or None,
         }
         for it in stored
     ]
@@ -76,6 +77,7 @@ async def read(
             input_items=row.input_items,
             response=row.response,
             prompt=row.prompt or b"",
+            deltas=row.deltas or b"",
         )
         for row in found
     }
@@ -104,7 +106,10 @@ async def forget(connection: AsyncConnection, tenant_id: str, response_id: str) 
     await connection.execute(
         gone.on_conflict_do_update(
             index_elements=[t.day, t.id],
-            set_={"input_items": None, "response": None, "prompt": None, "ancestors": []},
+            set_={
+                **dict.fromkeys(("input_items", "response", "prompt", "deltas")),
+                "ancestors": [],
+            },
         )
     )
     return was_there

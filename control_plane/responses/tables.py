@@ -29,6 +29,7 @@ responses = Table(
     Column("input_items", LargeBinary),
     Column("response", LargeBinary),
     Column("prompt", LargeBinary),
+    Column("deltas", LargeBinary),
     PrimaryKeyConstraint("day", "id"),
     Index("ix_responses_retention", "tenant_id", "created_at_unix_ms"),
     postgresql_partition_by="RANGE (day)",

@@ -74,8 +74,9 @@ class BackgroundKeeping(Keeping):
         """Accept the JSON of a failed response, which is stored when the response ends."""
         self.failed = response
 
-    async def keep(self, response: bytes) -> bool:
+    async def keep(self, response: bytes, deltas: bytes = b"") -> bool:
         """Add the turn to its conversation, and store the complete response."""
+        self._turn.deltas = deltas
         if self._publish is not None:
             self._turn.response = response
             if not await self._publish(self._turn):

@@ -6,12 +6,14 @@ next item is opened. All text deltas of a message share the bytes before the seq
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import orjson
 
 from gateway.bodies.response_items import CompactionItem
 from gateway.dialects.delta import AnswerDelta, CallDelta
+from gateway.responses.delta_sizes import FORMAT, sizes_of
 from gateway.responses.document import (
     ResponseFrame,
     call_item,
@@ -37,13 +39,14 @@ class _OpenMessage:
 
     Attributes:
         head: Bytes of a text delta before its number and text.
-        text: The text so far, escaped for a JSON string.
+        pieces: The text of each delta so far, escaped for a JSON string.
     """
 
-    __slots__ = ("_at", "_id", "_logprobs", "head", "text")
+    __slots__ = ("_at", "_id", "_logprobs", "_told", "head", "pieces")
 
     def __init__(self, item_id: str, index: int) -> None:
-        self._id, self.text, self._logprobs = item_id, bytearray(), bytearray()
+        self._id, self._logprobs, self._told = item_id, b"", list[tuple[int, int]]()
+        self.pieces: list[bytes] = []
         self._at = b'"item_id":"%b","output_index":%d,"content_index":0' % (item_id.encode(), index)
         self.head = b"%b,%b" % (_event_head("response.output_text.delta"), self._at) + (
             b',"logprobs":[],"sequence_number":'
@@ -55,32 +58,40 @@ class _OpenMessage:
             ("response.content_part.added", b'%b,"part":%b' % (self._at, text_part())),
         ]
 
-    def logprobs_delta(self, fragment: bytes, logprobs: bytes) -> tuple[str, bytes]:
-        """Add text and its log probabilities, both as JSON, and return the event."""
-        self.text += fragment
+    def logprobs_delta(self, fragment: bytes, told: Sequence[object]) -> tuple[str, bytes]:
+        """Add text as JSON and its log probabilities, and return the event."""
+        logprobs = orjson.dumps(told)[1:-1]
+        if told:
+            self._told.append((len(self.pieces), len(told)))
+        self.pieces.append(fragment)
         self._logprobs += b"," + logprobs if self._logprobs and logprobs else logprobs
         fields = b'%b,"logprobs":[%b],"delta":"%b"' % (self._at, logprobs, fragment)
         return "response.output_text.delta", fields
 
     def closing(self) -> list[tuple[str, bytes]]:
-        text = b'%b,"text":"%b","logprobs":[%b]' % (self._at, self.text, self._logprobs)
-        part = text_part(bytes(self.text), bytes(self._logprobs))
+        text = b"".join(self.pieces)
+        done = b'%b,"text":"%b","logprobs":[%b]' % (self._at, text, self._logprobs)
+        part = text_part(text, self._logprobs)
         return [
-            ("response.output_text.done", text),
+            ("response.output_text.done", done),
             ("response.content_part.done", b'%b,"part":%b' % (self._at, part)),
         ]
 
     def item(self, status: str) -> bytes:
-        return message_item(self._id, status, text_part(bytes(self.text), bytes(self._logprobs)))
+        part = text_part(b"".join(self.pieces), self._logprobs)
+        return message_item(self._id, status, part)
+
+    def sizes(self) -> bytes:
+        return sizes_of([*map(len, self.pieces)], self._told)
 
 
 class _OpenReasoning:
     """A reasoning item that is still being written."""
 
-    __slots__ = ("_at", "_id", "_text")
+    __slots__ = ("_at", "_id", "_sizes", "_text")
 
     def __init__(self, item_id: str, index: int) -> None:
-        self._id, self._text = item_id, bytearray()
+        self._id, self._text, self._sizes = item_id, bytearray(), list[int]()
         self._at = b'"item_id":"%b","output_index":%d,"content_index":0' % (item_id.encode(), index)
 
     def opening(self) -> list[tuple[str, bytes]]:
@@ -92,6 +103,7 @@ class _OpenReasoning:
     def delta(self, text: str) -> tuple[str, bytes]:
         fragment = json_fragment(text)
         self._text += fragment
+        self._sizes.append(len(fragment))
         return "response.reasoning_text.delta", b'%b,"delta":"%b"' % (self._at, fragment)
 
     def closing(self) -> list[tuple[str, bytes]]:
@@ -103,6 +115,9 @@ class _OpenReasoning:
 
     def item(self, status: str) -> bytes:
         return reasoning_item(self._id, status, reasoning_part(bytes(self._text)))
+
+    def sizes(self) -> bytes:
+        return sizes_of(self._sizes)
 
 
 class OpenCall:
@@ -152,18 +167,23 @@ class OpenCall:
         """Return the call's item, as JSON."""
         return call_item(self.item_id, status, self._call_id, self._name, self.arguments)
 
+    def sizes(self) -> bytes:
+        """Return the sizes of the deltas, as `sizes_of` does."""
+        return sizes_of([*map(len, self._arguments)])
+
 
 class ResponseEvents:
     """Writes all events of one stream, whose response has a single choice.
 
     Attributes:
-        open_text: Text of the open message so far, escaped for a JSON string. It is None while no
+        open_text: Pieces of the open message so far, escaped for a JSON string. It is None while no
             message is open, and then a text delta needs further events.
         tail: Bytes of a text delta after its text.
     """
 
     __slots__ = (
-        *("_compaction", "_frame", "_items", "_number", "_open", "_reason", "_will_be_stored"),
+        *("_compaction", "_frame", "_items", "_number", "_open", "_reason", "_sizes"),
+        "_will_be_stored",
         "open_text",
     )
 
@@ -182,8 +202,8 @@ class ResponseEvents:
         self._compaction = compaction
         self._items = [] if compaction is None else [compaction_item(compaction)]
         self._open: _OpenMessage | _OpenReasoning | OpenCall | None = None
-        self.open_text: bytearray | None = None
-        self._reason = ""
+        self.open_text: list[bytes] | None = None
+        self._reason, self._sizes = "", FORMAT
 
     # --- the interface that `StreamedGeneration` uses ----------------------------------------
 
@@ -205,7 +225,7 @@ class ResponseEvents:
         """
         text, number = self.open_text, self._number
         assert text is not None, "begin_message comes first"
-        text += fragment
+        text.append(fragment)
         self._number = number + 1
         return b'%d,"delta":"%b' % (number, fragment)
 
@@ -246,6 +266,20 @@ class ResponseEvents:
         return self._closed(ended_as(reason)[0])
 
     # --- the end ----------------------------------------------------------------------------
+
+    @property
+    def deltas(self) -> bytes:
+        """Sizes of all deltas so far, or empty if the events cannot be repeated by their sizes."""
+        return self._sizes if self._open is None else self._sizes + self._open.sizes()
+
+    def so_far(self) -> tuple[bytes, bytes, int]:
+        """Return what `retold` needs to repeat all events so far.
+
+        Returns:
+            The response with the output so far as JSON, `deltas`, and the number of events.
+        """
+        written = self._frame.written("in_progress", self._snapshot(), is_stored=True)
+        return written, self.deltas, self._number
 
     def under_way(self) -> bytes:
         """Return the response as JSON, without output, in the status `in_progress`."""
@@ -303,7 +337,7 @@ class ResponseEvents:
     def _text(self, text: str, logprobs: dict[str, object] | None) -> bytes:
         events = self.begin_message() if self.open_text is None else b""
         assert isinstance(self._open, _OpenMessage), "it was just opened"
-        told = b"" if logprobs is None else orjson.dumps(logprobs["content"])[1:-1]
+        told = () if logprobs is None else cast("Sequence[object]", logprobs["content"])
         return events + self._event(*self._open.logprobs_delta(json_fragment(text), told))
 
     def _call(self, call: CallDelta) -> bytes:
@@ -323,7 +357,7 @@ class ResponseEvents:
 
     def _opened(self, item: _OpenMessage | _OpenReasoning | OpenCall) -> bytes:
         self._open = item
-        self.open_text = item.text if isinstance(item, _OpenMessage) else None
+        self.open_text = item.pieces if isinstance(item, _OpenMessage) else None
         events = item.opening()
         at = b',"output_index":%d' % len(self._items)
         name, fields = events[0]
@@ -334,7 +368,7 @@ class ResponseEvents:
         item, self._open, self.open_text = self._open, None, None
         if item is None:
             return b""
-        written = item.item(status)
+        written, self._sizes = item.item(status), self._sizes + item.sizes()
         done = b'"item":%b,"output_index":%d' % (written, len(self._items))
         self._items.append(written)
         events = [*item.closing(), ("response.output_item.done", done)]

@@ -75,9 +75,14 @@ class Keeping:
     def note_failure(self, response: bytes) -> None:
         """Accept the JSON of a failed response, which only subclasses store."""
 
-    async def keep(self, response: bytes) -> bool:
-        """Store the response's JSON, as the client reads it, and return whether it was stored."""
-        self._turn.response = response
+    async def keep(self, response: bytes, deltas: bytes = b"") -> bool:
+        """Store a complete response, and return whether it was stored.
+
+        Args:
+            response: The response as JSON, as the client reads it.
+            deltas: Sizes of the deltas of its stream, empty without a stream.
+        """
+        self._turn.response, self._turn.deltas = response, deltas
         if self._turn.ByteSize() > _WITH_PROMPT_MAX:
             self._turn.prompt = b""  # a later turn can render the prompt anew
         if self._publish is None or await self._publish(self._turn):
@@ -104,7 +109,7 @@ class ResponseEnd:
         events = self._events
         if self._keeping is not None:
             stored = events.response(usage, ended_unix_s, is_stored=True)
-            if await self._keeping.keep(stored):
+            if await self._keeping.keep(stored, events.deltas):
                 return events.last(stored)
         return events.last(events.response(usage, ended_unix_s))
 

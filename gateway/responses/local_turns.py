@@ -107,8 +107,9 @@ class LocalKeeping(Keeping):
         del response
         self._turns.forget(self._continued)
 
-    async def keep(self, response: bytes) -> bool:
+    async def keep(self, response: bytes, deltas: bytes = b"") -> bool:
         """Add the response to this socket's memory."""
+        del deltas  # no request can read the response's stream
         self._turn.response = response
         self._turns.add(self._turn)
         return False

@@ -1,11 +1,14 @@
-"""Rebuilds the stream of an ended response, with the same events and one delta for each text."""
+"""Rebuilds the events of a response's stream from its JSON and the sizes of its deltas. Pure."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import orjson
 
+from gateway.responses.delta_sizes import StoredSizes
 from gateway.responses.events import written_event
+from gateway.text.detokenizer import json_fragment
 from gateway.text.sse import DONE
 
 _UNFINISHED: dict[str, Any] = {
@@ -24,22 +27,46 @@ _TEXTS = {"output_text": "response.output_text", "reasoning_text": "response.rea
 _Event = tuple[str, dict[str, Any]]
 
 
-def retold(response: bytes) -> bytes:
-    """Return all events of a response from its JSON."""
+def retold(response: bytes, deltas: bytes = b"") -> bytes:
+    """Return all events of an ended response.
+
+    Args:
+        response: The response as JSON.
+        deltas: Sizes of the deltas that its stream sent. The events are then the same, with the
+            same numbers. If it is empty, each text is one delta.
+    """
+    return b"".join(_events(response, deltas)) + DONE
+
+
+def retold_until(response: bytes, deltas: bytes, number: int) -> bytes:
+    """Return the events before a number, of a response that has not ended.
+
+    Raises ValueError if the events are not those that were sent.
+    """
+    events = [*islice(_events(response, deltas), number)]
+    if not deltas or len(events) != number:
+        raise ValueError("the sizes do not describe these events")
+    return b"".join(events)
+
+
+def _events(response: bytes, deltas: bytes) -> Iterator[bytes]:
     document: dict[str, Any] = orjson.loads(response)
-    begun = {"response": document | _UNFINISHED}
-    events: list[_Event] = [("response.created", begun), ("response.in_progress", begun)]
+    begun, sizes = {"response": document | _UNFINISHED}, StoredSizes(deltas)
+    yield _written(0, "response.created", begun)
+    yield _written(1, "response.in_progress", begun)
+    number = 2
     for index, item in enumerate(document["output"]):
-        events += _item(item, index)
-    events.append((f"response.{document['status']}", {"response": document}))
-    return b"".join([_written(number, *event) for number, event in enumerate(events)]) + DONE
+        for name, fields in _item(item, index, sizes):
+            yield _written(number, name, fields)
+            number += 1
+    yield _written(number, f"response.{document['status']}", {"response": document})
 
 
 def _written(number: int, name: str, fields: dict[str, Any]) -> bytes:
     return written_event(name, number, orjson.dumps(fields)[1:-1])
 
 
-def _item(item: dict[str, Any], index: int) -> Iterator[_Event]:
+def _item(item: dict[str, Any], index: int, sizes: StoredSizes) -> Iterator[_Event]:
     at = {"item_id": item["id"], "output_index": index}
     if item["type"].startswith("mcp_"):
         yield from _server_item(item, index, at)
@@ -50,11 +77,13 @@ def _item(item: dict[str, Any], index: int) -> Iterator[_Event]:
     yield "response.output_item.added", {"item": opened, "output_index": index}
     if is_call:
         name, arguments = "response.function_call_arguments", item["arguments"]
-        if arguments:
-            yield f"{name}.delta", at | {"delta": arguments}
+        begin = 0
+        for size, _ in sizes.next(len(arguments), 0):
+            yield f"{name}.delta", at | {"delta": arguments[begin : begin + size]}
+            begin += size
         yield f"{name}.done", at | {"name": item["name"], "arguments": arguments}
     for number, part in enumerate(item.get("content", ())):
-        yield from _part(at | {"content_index": number}, part)
+        yield from _part(at | {"content_index": number}, part, sizes)
     yield "response.output_item.done", {"item": item, "output_index": index}
 
 
@@ -77,12 +106,16 @@ def _server_item(item: dict[str, Any], index: int, at: dict[str, Any]) -> Iterat
     yield "response.output_item.done", {"item": item, "output_index": index}
 
 
-def _part(at: dict[str, Any], part: dict[str, Any]) -> Iterator[_Event]:
+def _part(at: dict[str, Any], part: dict[str, Any], sizes: StoredSizes) -> Iterator[_Event]:
     name, text = _TEXTS[part["type"]], part["text"]
+    has_logprobs, told = "logprobs" in part, part.get("logprobs", [])
     lists = {key: [] for key in ("logprobs", "annotations") if key in part}
-    more = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
     yield "response.content_part.added", at | {"part": part | {"text": ""} | lists}
-    if text:
-        yield f"{name}.delta", at | {"delta": text} | more
-    yield f"{name}.done", at | {"text": text} | more
+    written, begin, first = json_fragment(text), 0, 0
+    for size, count in sizes.next(len(written), len(told)):
+        piece = orjson.Fragment(b'"%b"' % written[begin : begin + size])
+        more = {"logprobs": told[first : first + count]} if has_logprobs else {}
+        yield f"{name}.delta", at | {"delta": piece} | more
+        begin, first = begin + size, first + count
+    yield f"{name}.done", at | {"text": text} | ({"logprobs": told} if has_logprobs else {})
     yield "response.content_part.done", at | {"part": part}

@@ -114,6 +114,11 @@ class ToolEvents(ResponseEvents):
             self._held += self._listed(server)
 
     @property
+    def deltas(self) -> bytes:
+        """No sizes, because several items of the output may be open at once."""
+        return b""
+
+    @property
     def has_begun(self) -> bool:
         """Whether the first events were sent."""
         return self._begun

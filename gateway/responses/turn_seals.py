@@ -26,6 +26,7 @@ class TurnSeals:
             self._seals.sealed(tenant_id, f"{turn.id}/input", turn.input_items),
             self._seals.sealed(tenant_id, f"{turn.id}/response", turn.response),
             self._seals.sealed(tenant_id, f"{turn.id}/prompt", turn.prompt),
+            self._seals.sealed(tenant_id, f"{turn.id}/deltas", turn.deltas),
         )
 
     def opened(self, turn: wire.StoredResponse) -> wire.StoredResponse | None:
@@ -37,9 +38,10 @@ class TurnSeals:
             input_items = open_(tenant_id, f"{turn.id}/input", turn.input_items)
             response = open_(tenant_id, f"{turn.id}/response", turn.response)
             prompt = open_(tenant_id, f"{turn.id}/prompt", turn.prompt)
+            deltas = open_(tenant_id, f"{turn.id}/deltas", turn.deltas)
         except ContentGoneError:
             return None
-        return _with(turn, input_items, response, prompt)
+        return _with(turn, input_items, response, prompt, deltas)
 
     def found(self, tenant_id: str, response_id: str, it: Found) -> Found:
         """Return the state of a response, decrypted."""
@@ -83,7 +85,7 @@ class TurnSeals:
 
 
 def _with(
-    turn: wire.StoredResponse, input_items: bytes, response: bytes, prompt: bytes
+    turn: wire.StoredResponse, input_items: bytes, response: bytes, prompt: bytes, deltas: bytes
 ) -> wire.StoredResponse:
     return wire.StoredResponse(
         id=turn.id,
@@ -93,4 +95,5 @@ def _with(
         input_items=input_items,
         response=response,
         prompt=prompt,
+        deltas=deltas,
     )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.dialects.delta import AnswerDelta, CallDelta
 from gateway.responses.document import ResponseFrame
 from gateway.responses.events import ResponseEvents
+from gateway.responses.retold import retold, retold_until
 from sluice.errors import ErrorCode, PlatformError
 from tests.support.response_shapes import events_of
 
@@ -47,9 +48,18 @@ LOGPROB = {"token": "a", "logprob": -1.0, "bytes": [97], "top_logprobs": []}
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
 
 
-def new_events() -> ResponseEvents:
+def new_events(*, will_be_stored: bool = False) -> ResponseEvents:
     frame = ResponseFrame("resp_1", "ab" * 16, ECHO, model="m", created_unix_s=7)
-    return ResponseEvents(frame)
+    return ResponseEvents(frame, will_be_stored=will_be_stored)
+
+
+def written(writer: ResponseEvents, delta: AnswerDelta) -> bytes:
+    """Return the events of a delta, written as the stream's hot path writes them."""
+    if not delta.content or delta.reasoning or delta.calls:
+        return writer.delta(delta)
+    opening = writer.begin_message() if writer.open_text is None else b""
+    text = json.dumps(delta.content, ensure_ascii=False)[1:-1].encode()
+    return opening + writer.head + writer.numbered(text) + writer.tail
 
 
 @st.composite
@@ -75,14 +85,7 @@ def answers(draw: st.DrawFn) -> list[AnswerDelta]:
 def test_any_answer_is_one_lifecycle(deltas: list[AnswerDelta], reason: str) -> None:
     writer = new_events()
     parts = [writer.first()]
-    for delta in deltas:
-        if delta.content and not (delta.reasoning or delta.calls):  # as the hot path does it
-            if writer.open_text is None:
-                parts.append(writer.begin_message())
-            text = json.dumps(delta.content, ensure_ascii=False)[1:-1].encode()
-            parts.append(writer.head + writer.numbered(text) + writer.tail)
-        else:
-            parts.append(writer.delta(delta))
+    parts += [written(writer, delta) for delta in deltas]
     parts.append(writer.finish(reason))
     parts.append(writer.last(writer.response(USAGE, 8)))
     events = events_of(b"".join(parts).decode())
@@ -104,6 +107,46 @@ def test_any_answer_is_one_lifecycle(deltas: list[AnswerDelta], reason: str) -> 
     assert (response["completed_at"] is None) == is_cut
     details = {"reason": "max_output_tokens"} if is_cut else None
     assert response["incomplete_details"] == details
+
+
+@given(answers(), st.sampled_from(["stop", "length"]))
+def test_the_sizes_of_deltas_give_every_event_again(deltas: list[AnswerDelta], reason: str) -> None:
+    writer = new_events(will_be_stored=True)
+    sent = writer.first()
+    for delta in deltas:
+        sent += written(writer, delta)
+        assert loose_events(retold_until(*writer.so_far())) == loose_events(sent)
+    sent += writer.finish(reason)
+    response = writer.response(USAGE, 8, is_stored=True)
+    sent += writer.last(response)
+    assert events_of(retold(response, writer.deltas).decode()) == events_of(sent.decode())
+
+
+@pytest.mark.parametrize("size", [254, 255, 256, 5000])
+def test_long_deltas_and_their_log_probabilities_are_given_again(size: int) -> None:
+    writer = new_events(will_be_stored=True)
+    sent = writer.first()
+    told = [{"content": [LOGPROB] * count} for count in (0, 1, 300)]
+    for text, logprobs in zip(("a" * size, "", '"é\n' * size), told, strict=True):
+        sent += writer.delta(AnswerDelta(text), logprobs)
+    sent += writer.finish("stop")
+    response = writer.response(USAGE, 8, is_stored=True)
+    sent += writer.last(response)
+    assert events_of(retold(response, writer.deltas).decode()) == events_of(sent.decode())
+
+
+def test_sizes_of_other_events_are_refused() -> None:
+    writer = new_events(will_be_stored=True)
+    writer.delta(AnswerDelta("a"))
+    response, deltas, number = writer.so_far()
+    for wrong in ((response, b"", number), (response, deltas, number + 100)):
+        with pytest.raises(ValueError, match="sizes"):
+            retold_until(*wrong)
+
+
+def loose_events(sent: bytes) -> list[dict[str, Any]]:
+    lines = [it for it in sent.splitlines() if it.startswith(b"data: ")]
+    return [json.loads(it.removeprefix(b"data: ")) for it in lines]
 
 
 @given(answers())

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class StoredResponse(_message.Message):
-    __slots__ = ("id", "tenant_id", "created_at_unix_ms", "ancestors", "input_items", "response", "prompt")
+    __slots__ = ("id", "tenant_id", "created_at_unix_ms", "ancestors", "input_items", "response", "prompt", "deltas")
     ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class StoredResponse(_message.Message):
     INPUT_ITEMS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
     id: str
     tenant_id: str
     created_at_unix_ms: int
@@ -22,7 +23,8 @@ class StoredResponse(_message.Message):
     input_items: bytes
     response: bytes
     prompt: bytes
-    def __init__(self, id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., created_at_unix_ms: _Optional[int] = ..., ancestors: _Optional[_Iterable[str]] = ..., input_items: _Optional[bytes] = ..., response: _Optional[bytes] = ..., prompt: _Optional[bytes] = ...) -> None: ...
+    deltas: bytes
+    def __init__(self, id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., created_at_unix_ms: _Optional[int] = ..., ancestors: _Optional[_Iterable[str]] = ..., input_items: _Optional[bytes] = ..., response: _Optional[bytes] = ..., prompt: _Optional[bytes] = ..., deltas: _Optional[bytes] = ...) -> None: ...
 
 class StoredPrompt(_message.Message):
     __slots__ = ("said", "messages", "after", "hashes", "packed", "rest", "opening", "tail", "ending", "characters", "given")
