@@ -59,6 +59,8 @@ class GatewaySettings(ServiceSettings):
         limit_local_share: Share of each limit that this process may grant while Valkey is
             unreachable.
         response_idle_s: Seconds for which Valkey stores a response that no request reads.
+        response_grace_s: Seconds for which a stored response goes on after the client of its stream
+            has disconnected, unless another request reads the stream. With 0 it ends at once.
         copies_max: Maximum number of concurrent copies for shadow stages of rollouts, and scores of
             answers, in one worker. Above the maximum, requests are neither copied nor scored.
         objective_ttft_s: TTFT objective of goodput, in seconds. For prompts above 2,048 tokens,
@@ -116,6 +118,7 @@ class GatewaySettings(ServiceSettings):
     limit_deadline_s: Annotated[float, Field(gt=0, le=5)] = 0.05
     limit_local_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     response_idle_s: Annotated[float, Field(ge=1, le=604_800)] = 3600.0
+    response_grace_s: Annotated[float, Field(ge=0, le=300)] = 5.0
     copies_max: Annotated[int, Field(ge=0, le=10_000)] = 64
     objective_ttft_s: Annotated[float, Field(gt=0)] = 0.5
     objective_tpot_s: Annotated[float, Field(gt=0)] = 0.05

@@ -93,7 +93,7 @@ class StatefulApis:
         )
         self.records = RecordClient(settings.control_address, secret)
         self.batches = BatchClient(settings.control_address, secret)
-        self._gateway_id = settings.instance_id
+        self._gateway_id, self._grace_s = settings.instance_id, settings.response_grace_s
         self.tools = ServerTools(settings, secret, emit)
 
     def auto_board(
@@ -118,7 +118,7 @@ class StatefulApis:
         store, self._assets = self.responses, assets
         leases = ApprovalLeases(store.commands, self._seals)
         answering = self.tools.answering(completer, leases)
-        self.background = BackgroundResponses(answering, store)
+        self.background = BackgroundResponses(answering, store, grace_s=self._grace_s)
         kept = SealedRecords(self.records, self._seals)
         conversations = ConversationStore(kept)
         seals = CompactionSeals(self._secret, self._seals)

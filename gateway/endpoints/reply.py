@@ -3,16 +3,19 @@
 The status line is sent with the first token. A failure before the first token is a JSON answer with
 its own status. After the first token, an error event ends the stream. Between begin and end,
 `dispatch.streamed` itself writes the chunks, one per token. A client that closes its connection
-cancels the handler, which cancels the generations.
+cancels the handler, which cancels the generations. A stored response may continue without a client.
 """
 
+import asyncio
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 
 from aiohttp import web
 
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.schema_keywords import left_out
+from gateway.dispatch.answers import Answers
 from gateway.dispatch.dispatcher import GatewayDispatcher
 from gateway.dispatch.generation import Generation, GenerationEnd, WholeGeneration
 from gateway.dispatch.pace import AttemptPace
@@ -20,7 +23,7 @@ from gateway.dispatch.streamed import StreamedGeneration
 from gateway.endpoints.exchange import HttpExchange, finish_reason
 from gateway.endpoints.keep_alive import KeepAlive, KeepAlives
 from gateway.endpoints.settling import settled
-from gateway.endpoints.task import StreamEnd, TextTask, prompt_annotations
+from gateway.endpoints.task import LastingEnd, StreamEnd, TextTask, prompt_annotations
 from gateway.metrics import FastHistogram
 from gateway.server.errors import AnsweredError
 from gateway.server.identity import identity_of
@@ -85,21 +88,17 @@ class ReplyWriter:
             if (refusal := await answers.begun()) is not None:
                 raise _error_of(refusal, exchange)
             _begin(response, streams, exchange)
-            last = b""
-            async for ended in answers:
-                if ended.guard is not None:
-                    await settled(ended)
-                last = _end_choice(streams, ended.spec.choice, exchange)
-        if answers.refusal is None:
-            last += await end.last(_usage(exchange, api), int(time.time()))
-            await _end(response, streams, last)
+            while True:
+                try:
+                    last = await _last(answers, streams, end, exchange, api)
+                    break
+                except asyncio.CancelledError:
+                    if not _detach(response, streams, end):
+                        raise
+        if last is None:
+            response.cut()
         else:
-            exchange.outcome = answers.refusal.code
-            if answers.refusal.code is ErrorCode.SLOW_READER:
-                response.cut()
-            else:
-                failure = _failure_of(answers.refusal, exchange)
-                await _end(response, streams, end.failure(failure))
+            await _end(response, streams, last)
         return response
 
     def _streams(self, exchange: HttpExchange) -> tuple[list[StreamedGeneration], StreamEnd]:
@@ -180,6 +179,52 @@ def _begin(
     for stream in streams:
         stream.go_live(transport, is_chunked=response.is_chunked)
     exchange.forget_body()
+
+
+async def _last(
+    answers: Answers,
+    streams: Sequence[StreamedGeneration],
+    end: StreamEnd,
+    exchange: HttpExchange,
+    api: type[TextTask],
+) -> bytes | None:
+    """Wait for the ends of all choices, and return the last bytes of the stream.
+
+    The result is None if the client reads too slowly.
+    """
+    last = b""
+    async for ended in answers:
+        if ended.guard is not None:
+            await settled(ended)
+        last = _end_choice(streams, ended.spec.choice, exchange)
+    if answers.refusal is None:
+        return last + await end.last(_usage(exchange, api), int(time.time()))
+    exchange.outcome = answers.refusal.code
+    if answers.refusal.code is ErrorCode.SLOW_READER:
+        return None
+    return end.failure(_failure_of(answers.refusal, exchange))
+
+
+def _detach(response: LiveResponse, streams: Sequence[StreamedGeneration], end: StreamEnd) -> bool:
+    """Continue a cancelled stream without its client, and return whether that is possible.
+
+    The stream ends if it is cancelled for another reason, or if its text may still be blocked.
+    """
+    task = asyncio.current_task()
+    stream = streams[0]
+    if task is None or not isinstance(end, LastingEnd):
+        return False
+    if not response.is_lost or stream.guard is not None:
+        return False
+    with suppress(RuntimeError):  # the rest of an interval cannot be written any more
+        stream.stop_writing()
+    transport = end.detach()
+    if transport is None:
+        return False
+    response.move_to(transport)
+    stream.go_live(transport, is_chunked=False)
+    task.uncancel()
+    return True
 
 
 def _end_choice(streams: Sequence[StreamedGeneration], index: int, exchange: HttpExchange) -> bytes:

@@ -5,7 +5,8 @@ prompts and bounds, and writes whole answers and the events of streams. The code
 fallback models, routers, retries, sockets, usage) is the same for all APIs.
 """
 
-from abc import abstractmethod
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -38,6 +39,16 @@ class StreamEnd(Protocol):
     def failure(self, error: PlatformError) -> bytes:
         """Return the end of a stream that has failed."""
         ...
+
+
+class LastingEnd(ABC):
+    """The end of a stream that may go on after its client has disconnected."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def detach(self) -> asyncio.WriteTransport | None:
+        """Return the transport for the rest of the stream, or None if the stream ends now."""
 
 
 class StreamWriters(NamedTuple):

@@ -6,6 +6,9 @@ a failure or a cancellation.
 """
 
 import asyncio
+import math
+import time
+from collections import Counter
 from contextlib import suppress
 
 import orjson
@@ -14,7 +17,8 @@ import structlog
 from gateway.directory import Principal
 from gateway.limits.valkey_commands import ValkeyDownError
 from gateway.responses.events import EVENT_NUMBER, ResponseEvents, cut_at, written_event
-from gateway.responses.keeping import Keeping
+from gateway.responses.keeping import Detached, Keeping
+from gateway.responses.retold import retold_until
 from gateway.responses.store import ResponseStore, cannot_store
 from gateway.responses.task import ResponseTask
 from gateway.server.identity import CallerIdentity
@@ -31,6 +35,7 @@ _BEAT_S, _BATCH_S = 1.0, 0.05
 _SILENT_MS = 15_000  # milliseconds of silence after which a gateway counts as dead
 _SWEEP_S, _SWEEP_STEP_S, _TAKEN_MAX = 5.0, 10.0, 32
 _STOP_S = 3.0
+DETACHED_MAX = 8  # responses of one tenant that go on without their clients, in one worker
 _GATEWAY_ENDED = "The gateway that made this response has ended; ask for it again."
 _NOT_STORED = (
     "The response could not be stored: it is too large, or its conversation is full or deleted."
@@ -49,12 +54,28 @@ class BackgroundKeeping(Keeping):
 
     keeps_failures = True
 
+    @classmethod
+    def taking_over(cls, keeping: Keeping, events: ResponseEvents) -> "BackgroundKeeping":
+        """Return the storage of a response that goes on in the background."""
+        made = cls.__new__(cls)
+        made._store, made._publish, made._turn = keeping.handed_over()  # noqa: SLF001 - its own
+        made._is_marked = made.is_kept = False  # noqa: SLF001 - its own
+        made.detach, made.events, made.failed = None, events, b""
+        return made
+
     def begin_queued(self, queued: bytes) -> wire.StoredResponse:
         """Return the stored form of the response, with its queued JSON as content."""
         self.events: ResponseEvents | None = None
         self.failed = b""
         self._turn.response = queued
         return self._turn
+
+    def copy_of_turn(self, under_way: bytes) -> wire.StoredResponse:
+        """Return a copy of the stored form, with the JSON of a response under way as content."""
+        turn = wire.StoredResponse()
+        turn.CopyFrom(self._turn)
+        turn.response = under_way
+        return turn
 
     @property
     def response_id(self) -> str:
@@ -95,11 +116,14 @@ class _Job:
 
     __slots__ = ("_is_begun", "events", "has_events", "is_done", "keeping", "news", "queued")
 
-    def __init__(self, keeping: BackgroundKeeping, queued: bytes) -> None:
+    def __init__(
+        self, keeping: BackgroundKeeping, queued: bytes, *, is_begun: bool = False
+    ) -> None:
         self.keeping, self.queued = keeping, queued
         self.events = bytearray()
         self.news = asyncio.Event()
-        self._is_begun = self.has_events = self.is_done = False
+        self._is_begun = self.has_events = is_begun
+        self.is_done = False
 
     def take(self, body: bytes) -> None:
         """Add complete events."""
@@ -124,11 +148,18 @@ class _Job:
 class BackgroundResponses:
     """The background responses of one worker, which run as tasks owned by `run`."""
 
-    def __init__(self, answering: Answering, store: ResponseStore) -> None:
-        """`answering` computes the responses, and `store` stores them."""
-        self._answering, self._store = answering, store
+    def __init__(self, answering: Answering, store: ResponseStore, *, grace_s: float) -> None:
+        """All arguments are parts of the same worker.
+
+        Args:
+            answering: Computes the responses.
+            store: Stores the responses.
+            grace_s: Seconds for which a detached response goes on unless a request reads it.
+        """
+        self._answering, self._store, self._grace_s = answering, store, grace_s
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._detached: Counter[str] = Counter()
 
     @property
     def open(self) -> int:
@@ -189,6 +220,53 @@ class BackgroundResponses:
         self._running[keeping.response_id] = running
         running.add_done_callback(lambda _: self._running.pop(keeping.response_id, None))
 
+    def detach(self, keeping: Keeping, events: ResponseEvents) -> Detached | None:
+        """Let the current task continue a stored response whose client has disconnected.
+
+        Returns:
+            None if the response must end now, because the worker is stopping, Valkey cannot be
+            reached, or too many responses run in the background.
+        """
+        tasks, tenant_id, work = self._tasks, keeping.tenant_id, asyncio.current_task()
+        is_full = len(self._running) >= BACKGROUND_MAX
+        if tasks is None or work is None or not self._grace_s or not self._store.is_hot or is_full:
+            return None
+        if not events.deltas or self._detached[tenant_id] >= DETACHED_MAX:
+            return None
+        kept, so_far = BackgroundKeeping.taking_over(keeping, events), events.so_far()
+        job = _Job(kept, events.under_way(), is_begun=True)
+        turn = kept.copy_of_turn(job.queued)
+        work.add_done_callback(lambda _: job.end())
+        running = tasks.create_task(self._run_detached(job, turn, so_far, work))
+        self._running[kept.response_id] = running
+        self._detached[tenant_id] += 1
+
+        def forget(_: object) -> None:
+            self._running.pop(kept.response_id, None)
+            self._detached -= Counter([tenant_id])
+
+        running.add_done_callback(forget)
+        return Detached(kept, BodySink(job.take, is_behind_head=True))
+
+    async def _run_detached(
+        self,
+        job: _Job,
+        turn: wire.StoredResponse,
+        so_far: tuple[bytes, bytes, int],
+        work: "asyncio.Task[object]",
+    ) -> None:
+        """Write all events of a detached response to Valkey, while a request reads them."""
+        sent = await asyncio.to_thread(retold_until, *so_far)
+        job.events[:0] = sent
+        is_over = True
+        with suppress(ValkeyDownError, RejectedError):
+            await self._store.background.begin(turn)
+            is_over = await self._follow(job, self._grace_s)
+        if is_over:
+            work.cancel()
+        await asyncio.wait([work])
+        await self._end(job, None, is_cancelled=is_over)
+
     async def _answer(
         self, job: _Job, identity: CallerIdentity, principal: Principal, task: ResponseTask
     ) -> PlatformError | None:
@@ -216,9 +294,12 @@ class BackgroundResponses:
         error = None if work.cancelled() else work.result()
         await self._end(job, error, is_cancelled=is_cancelled and work.cancelled())
 
-    async def _follow(self, job: _Job) -> bool:
-        """Copy events to Valkey until the end, and return whether the response was cancelled."""
-        log_, place = self._store.background, job.keeping.place
+    async def _follow(self, job: _Job, grace_s: float = math.inf) -> bool:
+        """Copy events to Valkey until the end, and return whether the response is to end early.
+
+        It is to end if it was cancelled, or if no request has read it for `grace_s` seconds.
+        """
+        log_, place, read_at_s = self._store.background, job.keeping.place, time.monotonic()
         while not job.is_done:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_BEAT_S):
@@ -232,10 +313,14 @@ class BackgroundResponses:
             with suppress(ValkeyDownError, RejectedError):  # the next beat tries again
                 if under_way := job.begun():
                     await log_.progress(*place, under_way)
-                is_cancelled = await log_.beat(*place, events)
+                beat = await log_.beat(*place, events)
                 del job.events[: len(events)]
-                if is_cancelled:
+                if beat.is_cancelled:
                     return True
+                if beat.is_read:
+                    read_at_s = time.monotonic()
+            if time.monotonic() - read_at_s > grace_s:
+                return True
         return False
 
     async def _end(self, job: _Job, error: PlatformError | None, *, is_cancelled: bool) -> None:

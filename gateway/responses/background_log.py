@@ -5,20 +5,24 @@ longer counts as dead, and another gateway claims its responses one by one.
 """
 
 import time
-from typing import cast
+from typing import NamedTuple, cast
 
 from gateway.responses.hot_store import UNDER_WAY_MS, HotStore, key_of
 from gateway.responses.turn_seals import TurnSeals
 from sluice.wire.state.v1 import state_pb2 as wire
 
 _MAKING = b"sluice:responses:background"
-_EVENTS, _TURN, _CANCEL = b":events", b":turn", b":cancel"
+_EVENTS, _TURN, _CANCEL, _READER = b":events", b":turn", b":cancel", b":reader"
 _TURN_MS = 48 * 3_600_000
 _CANCEL_MS = 600_000
+_READER_MS = 2_000  # longer than the pause between two reads of one reader
 _BLOCKS_AT_ONCE = 64
 
+# A response that has ended meanwhile stays as it is.
 _BEGIN = (
-    b"redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
+    b"local kind = redis.call('GETRANGE', KEYS[1], 0, 0)"
+    b" if kind ~= '=' and kind ~= '-' then"
+    b" redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end"
     b" redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])"
     b" redis.call('ZADD', KEYS[3], ARGV[5], ARGV[6]) return 1"
 )
@@ -33,7 +37,7 @@ _BEAT = (
     b" if redis.call('GETRANGE', KEYS[1], 0, 0) == '+' then"
     b" redis.call('PEXPIRE', KEYS[1], ARGV[3]) end"
     b" redis.call('ZADD', KEYS[4], 'XX', ARGV[4], ARGV[5])"
-    b" return redis.call('EXISTS', KEYS[3])"
+    b" return redis.call('EXISTS', KEYS[3]) + 2 * redis.call('EXISTS', KEYS[5])"
 )
 _END = (
     b"if ARGV[1] ~= '' then redis.call('RPUSH', KEYS[1], ARGV[1]) end"
@@ -46,8 +50,23 @@ _TAKE_OVER = (
     b" redis.call('ZADD', KEYS[1], ARGV[2], ids[1]) return ids[1]"
 )
 _TURN_OF = b"return {redis.call('GET', KEYS[1]), redis.call('LLEN', KEYS[2])}"
-_READ = b"return redis.call('LRANGE', KEYS[1], ARGV[1], ARGV[2])"
+_READ = (
+    b"if ARGV[3] ~= '0' then redis.call('SET', KEYS[2], '1', 'PX', ARGV[3]) end"
+    b" return redis.call('LRANGE', KEYS[1], ARGV[1], ARGV[2])"
+)
 _SET = b"redis.call('SET', KEYS[1], '1', 'PX', ARGV[1]) return 1"
+
+
+class Beat(NamedTuple):
+    """What other requests did with a response under way.
+
+    Attributes:
+        is_cancelled: Whether a request has cancelled it.
+        is_read: Whether a request follows its events.
+    """
+
+    is_cancelled: bool
+    is_read: bool
 
 
 class BackgroundLog:
@@ -75,13 +94,14 @@ class BackgroundLog:
         sealed = self._seals.under_way(tenant_id, response_id, under_way)
         await self._hot.run(_PROGRESS, (key_of(response_id),), (b"+" + sealed, UNDER_WAY_MS))
 
-    async def beat(self, tenant_id: str, response_id: str, events: bytes) -> bool:
-        """Add complete events, renew the claim, and return whether to cancel the response."""
+    async def beat(self, tenant_id: str, response_id: str, events: bytes) -> Beat:
+        """Add complete events, renew the claim, and return what other requests did."""
         key = key_of(response_id)
-        keys = (key, key + _EVENTS, key + _CANCEL, _MAKING)
+        keys = (key, key + _EVENTS, key + _CANCEL, _MAKING, key + _READER)
         sealed = self._seals.events(tenant_id, response_id, events)
         values = (sealed, self._idle_ms, UNDER_WAY_MS, _now_ms(), response_id.encode())
-        return bool(await self._hot.run(_BEAT, keys, values))
+        told = cast("int", await self._hot.run(_BEAT, keys, values))
+        return Beat(bool(told & 1), bool(told & 2))
 
     async def end(self, tenant_id: str, response_id: str, events: bytes) -> None:
         """Add the last events of a stored response.
@@ -97,10 +117,17 @@ class BackgroundLog:
         """Request that the gateway of the response cancels it."""
         await self._hot.run(_SET, (key_of(response_id) + _CANCEL,), (_CANCEL_MS,))
 
-    async def events(self, tenant_id: str, response_id: str, position: int) -> list[bytes]:
-        """Return at most `_BLOCKS_AT_ONCE` blocks of complete events, from a position on."""
-        keys, last = (key_of(response_id) + _EVENTS,), position + _BLOCKS_AT_ONCE - 1
-        blocks = cast("list[bytes]", await self._hot.run(_READ, keys, (position, last)))
+    async def events(
+        self, tenant_id: str, response_id: str, position: int, *, is_following: bool = False
+    ) -> list[bytes]:
+        """Return at most `_BLOCKS_AT_ONCE` blocks of complete events, from a position on.
+
+        A reader that follows a response under way is reported by `beat`.
+        """
+        key, last = key_of(response_id), position + _BLOCKS_AT_ONCE - 1
+        values = (position, last, _READER_MS if is_following else 0)
+        reply = await self._hot.run(_READ, (key + _EVENTS, key + _READER), values)
+        blocks = cast("list[bytes]", reply)
         return self._seals.events_opened(tenant_id, response_id, blocks)
 
     async def take_over(self, silent_ms: int) -> tuple[str, wire.StoredResponse | None, int] | None:

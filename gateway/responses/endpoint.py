@@ -116,6 +116,8 @@ class Responses:
             session=context.session or response_id,
             keeping=keeping,
         )
+        if keeping is not None and local is None and rounds is None:
+            keeping.detach = self._background.detach
         if rounds is not None:
             task = tool_task(task, wanted, rounds)
         if wanted.compaction_policy is not None:

@@ -8,12 +8,13 @@ from aiohttp import web
 
 from gateway.bodies.mistakes import bad_value
 from gateway.limits.valkey_commands import ValkeyDownError
-from gateway.responses.events import EVENT_NUMBER, written_event
+from gateway.responses.events import EVENT_NUMBER, cut_at, written_event
 from gateway.responses.retold import retold
 from gateway.responses.store import ResponseStore, cannot_store
 from gateway.server.identity import identity_of
 from gateway.text.sse import DONE, KEEP_ALIVE
 from sluice.errors import PlatformError
+from sluice.wire.state.v1 import state_pb2 as wire
 
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -21,7 +22,10 @@ _HEADERS = {
     "X-Accel-Buffering": "no",
 }
 _POLL_S, _POLL_MAX_S = 0.05, 0.4
-_LOOK_S = 5.0  # seconds of silence after which the stored response is checked
+# Seconds of silence after which the stored response is checked, with and without any event. The
+# events of a response that runs for another client are not in Valkey.
+_LOOK_S, _FIRST_LOOK_S = 5.0, 0.5
+_THREAD_BYTES = 64 << 10  # responses above this size are rebuilt in a thread
 _WRITE_S = 30.0
 _EVENT_END = b"\n\n"
 
@@ -39,7 +43,7 @@ class Following:
         """Stream the events of a response that have sequence numbers above `behind`.
 
         Raises:
-            BadRequestError: The response has no stored events, or they have expired.
+            BadRequestError: The events of the response cannot be repeated with their numbers.
             PlatformError: NOT_FOUND for an unknown response.
             RejectedError: UNAVAILABLE if no store answers.
         """
@@ -50,36 +54,33 @@ class Following:
             blocks = []
             if found.stored is None:
                 raise cannot_store() from None
-        if found.stored is not None and not blocks:
-            if behind is not None:
-                text = "the events of this response have expired: leave it out, and get all again"
-                raise bad_value("starting_after", text)
-            return await _sent(request, _single(retold(found.stored.response)))
-        if found.stored is None and not orjson.loads(found.under_way)["background"]:
-            text = "only background responses can be followed; get this one when it has ended"
-            raise bad_value("stream", text)
-        return await _sent(request, self._events(tenant_id, response_id, behind))
-
-    async def _events(
-        self, tenant_id: str, response_id: str, behind: int | None
-    ) -> AsyncIterator[bytes]:
-        """Yield events as they arrive, a comment after each silence, and the final event."""
-        position, silent_s, pause_s = 0, 0.0, _POLL_S
         last = -1 if behind is None else behind
+        if found.stored is not None and not blocks:
+            if behind is not None and not found.stored.deltas:
+                text = "the events of this response are not stored: leave it out, and get all again"
+                raise bad_value("starting_after", text)
+            return await _sent(request, _single(await _rest(found.stored, last)))
+        return await _sent(request, self._events(tenant_id, response_id, last))
+
+    async def _events(self, tenant_id: str, response_id: str, last: int) -> AsyncIterator[bytes]:
+        """Yield the events after number `last`, and a comment after each silence."""
+        position, silent_s, pause_s = 0, 0.0, _POLL_S
+        log = self._store.background
         try:
             while True:
-                blocks = await self._store.background.events(tenant_id, response_id, position)
+                blocks = await log.events(tenant_id, response_id, position, is_following=True)
                 position += len(blocks)
                 if events := b"".join([_behind(block, last) for block in blocks]):
+                    last = max(last, *map(int, EVENT_NUMBER.findall(events)), -1)
                     yield events
                 if blocks and blocks[-1].endswith(DONE):
                     return
                 silent_s, pause_s = (0.0, _POLL_S) if blocks else (silent_s + pause_s, pause_s)
-                if silent_s > _LOOK_S:
+                if silent_s > (_LOOK_S if position else _FIRST_LOOK_S):
                     silent_s = 0.0
                     found = await self._store.find(tenant_id, response_id)
-                    if found.stored is not None:  # its last events were lost
-                        yield _behind(retold(found.stored.response), last)
+                    if found.stored is not None:  # its last events are not in Valkey
+                        yield await _rest(found.stored, last)
                         return
                     yield KEEP_ALIVE
                 await asyncio.sleep(pause_s)
@@ -102,6 +103,18 @@ async def _sent(request: web.Request, events: AsyncIterator[bytes]) -> web.Strea
 
 async def _single(events: bytes) -> AsyncIterator[bytes]:
     yield events
+
+
+async def _rest(stored: wire.StoredResponse, last: int) -> bytes:
+    """Return the events of an ended response after number `last`.
+
+    If their numbers are unknown, only the final event is returned.
+    """
+    if last >= 0 and not stored.deltas:
+        return cut_at(last + 1, orjson.loads(stored.response)["status"], stored.response)
+    if len(stored.response) < _THREAD_BYTES:
+        return _behind(retold(stored.response, stored.deltas), last)
+    return _behind(await asyncio.to_thread(retold, stored.response, stored.deltas), last)
 
 
 def _behind(events: bytes, number: int) -> bytes:

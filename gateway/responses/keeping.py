@@ -1,10 +1,13 @@
 """The storage of a response under way, with its content so far and whether it is stored yet."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import orjson
 
 from gateway.bodies.response_items import InputItem, stored_items
+from gateway.endpoints.task import LastingEnd
 from gateway.responses.durable import RECORD_BYTES_MAX
 from gateway.responses.events import ResponseEvents
 from gateway.responses.store import ResponseStore
@@ -16,19 +19,33 @@ from sluice.wire.state.v1 import state_pb2 as wire
 _WITH_PROMPT_MAX = RECORD_BYTES_MAX - (64 << 10)
 
 Publish = Callable[[wire.StoredResponse], Awaitable[bool]]
+Detach = Callable[["Keeping", ResponseEvents], "Detached | None"]
+
+
+class Detached(NamedTuple):
+    """A response that goes on without its client.
+
+    Attributes:
+        keeping: Storage of the response from now on.
+        transport: Receives the rest of its events.
+    """
+
+    keeping: "Keeping"
+    transport: asyncio.WriteTransport
 
 
 class Keeping:
     """The storage of one response under way.
 
     Attributes:
+        detach: Continues the response when its client disconnects, or None if it then ends.
         is_kept: Whether `keep` has stored the response. It is false while the response runs.
         keeps_failures: Whether a failed response is stored, too.
         is_storing: Whether `keep` stores responses for all requests. It is false for
             `LocalKeeping`, whose responses only the request's own socket can continue.
     """
 
-    __slots__ = ("_is_marked", "_publish", "_store", "_turn", "is_kept")
+    __slots__ = ("_is_marked", "_publish", "_store", "_turn", "detach", "is_kept")
 
     keeps_failures = False
     is_storing = True
@@ -62,6 +79,17 @@ class Keeping:
             input_items=orjson.dumps(stored_items(items, item_stem(response_id))),
         )
         self._is_marked = self.is_kept = False
+        self.detach: Detach | None = None
+
+    @property
+    def tenant_id(self) -> str:
+        """Id of the response's tenant."""
+        return self._turn.tenant_id
+
+    def handed_over(self) -> tuple[ResponseStore, Publish | None, wire.StoredResponse]:
+        """Return the parts of another record, and leave the mark in the store to that record."""
+        self._is_marked = False
+        return self._store, self._publish, self._turn
 
     def begin(self, events: ResponseEvents) -> None:
         """Mark the response in the store as under way. From now on the client has its id."""
@@ -85,7 +113,8 @@ class Keeping:
         self._turn.response, self._turn.deltas = response, deltas
         if self._turn.ByteSize() > _WITH_PROMPT_MAX:
             self._turn.prompt = b""  # a later turn can render the prompt anew
-        if self._publish is None or await self._publish(self._turn):
+        publish, self._publish = self._publish, None  # a second call adds no second turn
+        if publish is None or await publish(self._turn):
             self.is_kept = await self._store.keep(self._turn)
         return self.is_kept
 
@@ -95,7 +124,7 @@ class Keeping:
             self._store.unmark(self._turn.id)
 
 
-class ResponseEnd:
+class ResponseEnd(LastingEnd):
     """Writes the end of a stream, after storing the response."""
 
     __slots__ = ("_events", "_keeping")
@@ -112,6 +141,17 @@ class ResponseEnd:
             if await self._keeping.keep(stored, events.deltas):
                 return events.last(stored)
         return events.last(events.response(usage, ended_unix_s))
+
+    def detach(self) -> asyncio.WriteTransport | None:
+        """Return the transport for the rest of the stream, as `LastingEnd` describes."""
+        keeping = self._keeping
+        if keeping is None or keeping.detach is None:
+            return None
+        detached = keeping.detach(keeping, self._events)
+        if detached is None:
+            return None
+        self._keeping = detached.keeping
+        return detached.transport
 
     def failure(self, error: PlatformError) -> bytes:
         """Return the event that ends a failed stream, and pass the failed response to `keeping`."""

@@ -52,6 +52,10 @@ class NumberedGeneration(StreamedGeneration):
         self._take_delta = None
         return super().stop_writing()
 
+    def _end_closed(self) -> None:
+        """Write nothing more, until the cancelled handler ends or continues the response."""
+        self._write = _drop
+
     def _send(self, fragment: bytes) -> None:
         events = self._events
         if events.open_text is None:
@@ -64,3 +68,7 @@ class NumberedGeneration(StreamedGeneration):
         self._until_check -= 1
         if not self._until_check:
             self._check_reader()
+
+
+def _drop(frame: bytes) -> None:
+    """Drop a frame of a client that has left."""

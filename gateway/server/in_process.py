@@ -22,11 +22,16 @@ _HEAD_END = b"\r\n\r\n"
 class BodySink(asyncio.WriteTransport):
     """A transport that passes on the body of a response, without the head."""
 
-    def __init__(self, take: Callable[[bytes], None]) -> None:
-        """`take` receives the body as it is written, and never blocks."""
+    def __init__(self, take: Callable[[bytes], None], *, is_behind_head: bool = False) -> None:
+        """Pass on the body of a response.
+
+        Args:
+            take: Receives the body as it is written, and never blocks.
+            is_behind_head: Whether the head was sent elsewhere.
+        """
         super().__init__()
         self._take = take
-        self._is_closed = self._is_behind_head = False
+        self._is_closed, self._is_behind_head = False, is_behind_head
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Pass the body's bytes to `take`."""

@@ -44,6 +44,7 @@ class LiveResponse(web.StreamResponse):
         self._request = request
         self._fields = headers
         self._has_begun = False
+        self._successor: asyncio.WriteTransport | None = None
         self.is_chunked = request.version == HttpVersion11
 
     @property
@@ -88,6 +89,9 @@ class LiveResponse(web.StreamResponse):
         Raises:
             ConnectionResetError: The client has closed the connection.
         """
+        if self._successor is not None:
+            self._successor.write(last)
+            return
         end = b"0\r\n\r\n" if self.is_chunked else b""
         self._transport().write(self._framed(last) + end)
         if self._request.protocol.writing_paused:
@@ -96,6 +100,16 @@ class LiveResponse(web.StreamResponse):
                     await self._request.writer.drain()
             except TimeoutError:
                 self.cut()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the client has closed the connection."""
+        transport = self._request.transport
+        return transport is None or transport.is_closing()
+
+    def move_to(self, transport: asyncio.WriteTransport) -> None:
+        """Write the rest of the body to another transport, because the client has left."""
+        self._successor, self.is_chunked = transport, False
 
     def cut(self) -> None:
         """End the connection at once."""
