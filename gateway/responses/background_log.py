@@ -58,7 +58,7 @@ _SET = b"redis.call('SET', KEYS[1], '1', 'PX', ARGV[1]) return 1"
 
 
 class Beat(NamedTuple):
-    """What other requests did with a response under way.
+    """The effects of other requests on a response under way.
 
     Attributes:
         is_cancelled: Whether a request has cancelled it.
@@ -95,7 +95,7 @@ class BackgroundLog:
         await self._hot.run(_PROGRESS, (key_of(response_id),), (b"+" + sealed, UNDER_WAY_MS))
 
     async def beat(self, tenant_id: str, response_id: str, events: bytes) -> Beat:
-        """Add complete events, renew the claim, and return what other requests did."""
+        """Add complete events, renew the claim, and return the effects of other requests."""
         key = key_of(response_id)
         keys = (key, key + _EVENTS, key + _CANCEL, _MAKING, key + _READER)
         sealed = self._seals.events(tenant_id, response_id, events)

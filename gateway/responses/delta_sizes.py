@@ -1,9 +1,8 @@
 """The sizes of a stream's deltas, which are stored so that the stream can be sent again. Pure.
 
-For each text of the output there are the number of its deltas, the size of each delta, and the
-number of log probabilities of each delta if the text has any. The size of a text is its bytes as
-JSON, that of a call's arguments their characters. A byte of 255 means that 255 is added to the next
-number.
+For each text of the output, the number of its deltas precedes the size of each delta. If the text
+has log probabilities, their number in each delta follows. The size of a text is its bytes as JSON,
+that of a call's arguments their characters. A byte of 255 adds 255 to the next number.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

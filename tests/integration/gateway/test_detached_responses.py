@@ -112,7 +112,7 @@ async def test_without_a_grace_or_a_store_a_stream_ends_with_its_connection(
 
 
 async def test_a_tenant_has_few_streams_without_clients(stateful: Any, eventually: Any) -> None:
-    async with stateful(response_grace_s=300) as w:
+    async with stateful(response_grace_s=300, drain_s=0.1) as w:
         w.router.plan = lambda _: ENDLESS
         for _ in range(DETACHED_MAX + 2):
             async with w.http() as leaving:

@@ -214,7 +214,7 @@ async def test_a_response_without_store_says_so(
 
 
 async def test_one_that_is_under_way_is_a_conflict(stateful: Any, eventually: Any) -> None:
-    async with stateful() as w, w.sdk() as sdk, w.http() as http:
+    async with stateful(response_grace_s=0) as w, w.sdk() as sdk, w.http() as http:
         w.router.plan = lambda _: Plan([[65]] * 1_000_000, None)
         stream = await created(sdk, stream=True)
         first = await anext(aiter(stream))

@@ -99,6 +99,8 @@ def test_a_turn_is_encrypted_and_found_until_it_is_over(state: ControlState) -> 
         ancestors=["resp_a"],
         input_items=TEXT,
         response=TEXT,
+        prompt=TEXT,
+        deltas=b"1 falcon",
     )
     sealed = seals.sealed(turn)
     assert b"falcon" not in sealed.SerializeToString()
