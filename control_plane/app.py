@@ -83,6 +83,8 @@ from control_plane.rollouts.service import Rollouts
 from control_plane.scaling import repository as scaling_rows
 from control_plane.scaling.actuators import Actuator, ActuatorsError, read_actuators
 from control_plane.scaling.asking import NodeAsking
+from control_plane.scaling.consolidation import Consolidation
+from control_plane.scaling.moving import Moving
 from control_plane.scaling.replay_routes import ReplayRoutes
 from control_plane.scaling.routes import INTERVAL_S as SCALING_INTERVAL_S
 from control_plane.scaling.routes import ScalingRoutes
@@ -359,7 +361,10 @@ def _scaling(
     asking = NodeAsking(actuators, metrics.count_ask, metrics.show_nodes)
     show, count_late = metrics.show_scaling, metrics.count_late_pool
     interval_s, may_have_work = settings.scaling_interval_s, poll.of("scaling")
-    return Scaling(database, interval_s, show, count_late, asking, may_have_work)
+    mode = Consolidation(settings.scaling_consolidation)
+    moving = Moving(actuators, mode, settings.scaling_consolidation_hold_s)
+    counts = (count_late, asking, moving, metrics.count_move)
+    return Scaling(database, interval_s, show, *counts, may_have_work)
 
 
 async def _texts(stack: AsyncExitStack, settings: Settings) -> TextStore:

@@ -200,6 +200,18 @@ class ControlPlaneMetrics:
             registry=self.registry,
         )
 
+        self._moves = Counter(
+            "control_plane_replica_moves_total",
+            "Moves of replicas that empty a node: begun, done, given_up (the replacement was not"
+            " ready in time), ended (by an operator or a rollout)",
+            ["result"],
+            registry=self.registry,
+        )
+
+    def count_move(self, result: str) -> None:
+        """Count a move of a replica that has begun or ended."""
+        self._moves.labels(result).inc()
+
     def count_late_pool(self, pool_id: str) -> None:
         """Count a pool whose actuator has just become late (`scaling.memory.without_effect_s`)."""
         self._late.labels(pool_id).inc()

@@ -1,7 +1,7 @@
 """Settings of the control plane, which are all read from the environment."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
@@ -51,6 +51,11 @@ class Settings(ServiceSettings):
             demand.
         scaling_actuators: JSON file of the actuators that add nodes, read at the start. Without it,
             replicas run on the existing nodes.
+        scaling_consolidation: Gain for which replicas move to other nodes, one at a time, so that a
+            node becomes empty. `needed` means that an actuator then ends the node, or that a
+            waiting replica has room. With `always` an empty node is a gain. `off` moves none.
+        scaling_consolidation_hold_s: Seconds for which a replica has run, and its pool's number has
+            not changed, before the replica moves.
         console_session_s: Seconds after which a session of the console ends, so that its user has
             to sign in again.
         openid: JSON file of the provider for sign-in to the console, read at the start. Without it,
@@ -100,6 +105,8 @@ class Settings(ServiceSettings):
     budget_interval_s: Annotated[float, Field(ge=1, le=3600)] = 15
     scaling_interval_s: Annotated[float, Field(ge=0.5, le=60)] = 15
     scaling_actuators: Path | None = None
+    scaling_consolidation: Literal["off", "needed", "always"] = "needed"
+    scaling_consolidation_hold_s: Annotated[float, Field(ge=1, le=86_400)] = 900
     console_session_s: Annotated[float, Field(ge=60, le=86_400)] = 14_400
     quality_pool_hour_max: Annotated[int, Field(ge=0)] = 3
     quality_node_day_max: Annotated[int, Field(ge=0)] = 3
@@ -142,6 +149,8 @@ class MigrateSettings(ServiceSettings):
     budget_interval_s: str = ""
     scaling_interval_s: str = ""
     scaling_actuators: str = ""
+    scaling_consolidation: str = ""
+    scaling_consolidation_hold_s: str = ""
     console_session_s: str = ""
     quality_pool_hour_max: str = ""
     quality_node_day_max: str = ""

@@ -418,6 +418,7 @@ nodes = Table(
     words_column("order_reason"),
     words_column("drain_note"),
     flag_column("is_surplus"),  # scaling will release the node, so the node drains
+    flag_column("is_vacated"),  # scaling moves the node's replicas away, or has done so
     Column("accelerator_facts", JSONB, nullable=False, server_default=text("'[]'::jsonb")),
     # ids of lifted cordons, kept until the agent no longer reports them
     list_column("lifted_cordons"),

@@ -46,6 +46,7 @@ _TWO = frozenset(
         "tests/integration/test_control_plane_artifacts_versions.py",
         "tests/integration/test_control_plane_cells.py",
         "tests/integration/test_control_plane_leader.py",
+        "tests/integration/test_control_plane_consolidation.py",
         "tests/integration/test_control_plane_outage.py",
         "tests/integration/test_control_plane_rollouts.py",
         "tests/integration/test_control_plane_rollouts_bases.py",

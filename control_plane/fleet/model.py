@@ -125,6 +125,8 @@ class Node:
         memory_bytes: Main memory of the machine in bytes, or None if unknown.
         accelerators: All accelerators of the node, or None if unknown.
         rack: Rack of the node, or empty if unknown.
+        is_vacated: Whether scaling moves the node's replicas away, or has done so. The node then
+            receives a new replica only if no other node has room.
     """
 
     id: str
@@ -137,6 +139,7 @@ class Node:
     memory_bytes: int | None = None
     accelerators: tuple[Accelerator, ...] | None = None
     rack: str = ""
+    is_vacated: bool = False
 
     @property
     def is_schedulable(self) -> bool:
@@ -167,6 +170,7 @@ class Replica:
             use all accelerators.
         reserved: Resources that the replica's pool needed when the replica was created.
         sleeps: Whether the replica should sleep.
+        moves_to: Node on which a new replica shall replace this one, or empty.
     """
 
     id: str
@@ -180,6 +184,7 @@ class Replica:
     accelerators: tuple[int, ...] = ()
     reserved: Needs = Needs()
     sleeps: bool = False
+    moves_to: str = ""
 
 
 @dataclass(frozen=True, slots=True)

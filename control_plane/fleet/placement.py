@@ -5,7 +5,8 @@ spread over racks and then over nodes, so that one failure affects few replicas.
 the fullest node with room is chosen (best fit), so that free accelerators remain for large
 replicas. A replica keeps its accelerators for its lifetime and never moves. No dedicated
 accelerator is assigned twice. A replica of a pool without needs is placed on the least loaded node.
-Resources that a node does not report are not checked.
+Resources that a node does not report are not checked. A vacated node is used only if no other node
+has room.
 """
 
 from collections import Counter
@@ -105,8 +106,8 @@ class Placement:
         """
         self._rooms = {node.id: NodeRoom(node) for node in nodes}
         self._open: dict[str, list[NodeRoom]] = {}  # nodes that may run more replicas, by engine
-        # heap of (load, node) by engine, in which loads may be outdated
-        self._by_load: dict[str, list[tuple[int, str]]] = {}
+        # heap of (vacated, load, node) by engine, in which loads may be outdated
+        self._by_load: dict[str, list[tuple[bool, int, str]]] = {}
         self._in_rack: Counter[tuple[str, str]] = Counter()  # number of replicas by pool and rack
         self._on_node: Counter[tuple[str, str]] = Counter()  # number of replicas by pool and node
         for replica in replicas:
@@ -136,6 +137,14 @@ class Placement:
         chosen, accelerators = min(options, key=lambda option: self._order(pool, *option))
         return self._given(pool, chosen, accelerators)
 
+    def place_on(self, pool: Pool, node_id: str) -> ReplicaPlace | None:
+        """Return the place of the pool's next replica on one node, or None without room."""
+        room = self._rooms.get(node_id)
+        if room is None or room not in self._open_to(pool.engine):
+            return None
+        accelerators = room.accelerators_for(pool.needs) if room.has_memory(pool.needs) else None
+        return None if accelerators is None else self._given(pool, room, accelerators)
+
     def _open_to(self, engine: str) -> list[NodeRoom]:
         """Return the nodes that run an engine and accept more replicas."""
         if engine not in self._open:
@@ -149,23 +158,23 @@ class Placement:
     def _least_loaded(self, engine: str) -> NodeRoom:
         """Return the node with the fewest replicas, of the nodes that `_open_to` returns."""
         if engine not in self._by_load:
-            found = [(room.load, room.node.id) for room in self._open_to(engine)]
+            found = [_load(room) for room in self._open_to(engine)]
             heapify(found)
             self._by_load[engine] = found
         heap = self._by_load[engine]
         while True:
-            load, node_id = heap[0]
-            room = self._rooms[node_id]
-            if load == room.load:
+            room = self._rooms[heap[0][-1]]
+            if heap[0] == _load(room):
                 return room
             # the node's load has grown since its entry was pushed
-            heapreplace(heap, (room.load, node_id))
+            heapreplace(heap, _load(room))
 
     def _order(
         self, pool: Pool, room: NodeRoom, accelerators: tuple[int, ...]
-    ) -> tuple[int, int, tuple[int, int], int, str]:
+    ) -> tuple[bool, int, int, tuple[int, int], int, str]:
         node = room.node
         return (
+            node.is_vacated,
             self._in_rack[pool.id, node.rack],
             self._on_node[pool.id, node.id],
             room.left_after(pool.needs, accelerators),
@@ -185,6 +194,10 @@ class Placement:
             room.load += 1
             self._in_rack[replica.pool_id, room.node.rack] += 1
             self._on_node[replica.pool_id, room.node.id] += 1
+
+
+def _load(room: NodeRoom) -> tuple[bool, int, str]:
+    return room.node.is_vacated, room.load, room.node.id
 
 
 def in_order(pools: Iterable[Pool]) -> list[Pool]:

@@ -82,12 +82,14 @@ class _Members:
         stranded: Replicas that can never serve again on their nodes.
         staying: Other counted replicas, on nodes that are not draining.
         leaving: Counted replicas on draining nodes.
+        moving: Staying replicas that another replica shall replace on a given node.
     """
 
     going: int
     stranded: list[Replica]
     staying: list[Replica]
     leaving: list[Replica]
+    moving: list[Replica]
 
 
 def plan_replicas(
@@ -105,7 +107,8 @@ def plan_replicas(
     that soon returns still has its replicas. A cordoned, unschedulable or draining node receives no
     new replicas. Replicas of a draining node are replaced elsewhere first, and drain when the
     replacements are ready. If there is no room for a replacement, the pool runs with one replica
-    less than wanted.
+    less than wanted. A moving replica drains when its replacement and all other wanted replicas are
+    ready. It stays if its new node has no room, or is lost.
 
     Args:
         pools: All pools.
@@ -130,11 +133,13 @@ def plan_replicas(
         members = _members(of_pool[pool.id], cordoned, draining)
         homes = cells.get(pool.id, ())
         held = holdback.pools.get(pool.id, 0)
+        moved, members = _moved(pool, homes, members, placement, new_id, held)
         made, condition = _made(pool, homes, members.staying, placement, new_id, held)
-        create += made
+        create += (*moved, *made)
         if condition is not None:
             conditions[pool.id] = condition
         surplus = _most_useful_first(members.staying, homes)[pool.replicas_wanted :]
+        surplus += _replaced(pool, members)
         for replica in (*surplus, *_may_leave(pool, members, has_room=condition is None)):
             (forget if has_ended(replica) else drain).append(replica.id)
         ready = sum(map(_is_ready, (*members.staying, *members.leaving)))
@@ -156,6 +161,7 @@ def _members(
         stranded,
         [r for r in counted if r.node_id not in draining],
         [r for r in counted if r.node_id in draining],
+        [r for r in counted if r.node_id not in draining and r.moves_to],
     )
 
 
@@ -167,6 +173,47 @@ def _is_stranded(replica: Replica, cordoned: AbstractSet[str]) -> bool:
 
 def _is_ready(replica: Replica) -> bool:
     return replica.state in {ReplicaState.READY, ReplicaState.SLEEPING}
+
+
+def _moved(
+    pool: Pool,
+    homes: Sequence[str],
+    members: _Members,
+    placement: Placement,
+    new_id: Callable[[], str],
+    held: int,
+) -> tuple[list[Replica], _Members]:
+    """Return the new replicas that replace moving ones, and the members without the replaced.
+
+    A replica whose replacement exists, or has just been made, no longer counts as staying. A
+    replica of the pool on the new node is the replacement, because no move leads to a node that
+    has a replica of the pool.
+    """
+    made: list[Replica] = []
+    staying, moving = list(members.staying), list[Replica]()
+    for replica in members.moving:
+        others = [it for it in staying if it.id != replica.id]
+        if not any(it.node_id == replica.moves_to for it in others):
+            is_wanted = homes and not held and len(others) < pool.replicas_wanted
+            place = placement.place_on(pool, replica.moves_to) if is_wanted else None
+            if place is None:
+                continue
+            sizes = Counter(it.cell_id for it in others)
+            home = min(homes, key=lambda cell_id: sizes[cell_id])
+            new = Replica(new_id(), pool.id, home, place.node_id)
+            new = replace(new, accelerators=place.accelerators, reserved=pool.needs)
+            made.append(new)
+            others.append(new)
+        staying = others
+        moving.append(replica)
+    return made, replace(members, staying=staying, moving=moving)
+
+
+def _replaced(pool: Pool, members: _Members) -> list[Replica]:
+    """Return the moving replicas that may leave, because enough other replicas are ready."""
+    wanted = pool.replicas_wanted
+    ready = sum(map(_is_ready, _most_useful_first(members.staying, ())[:wanted]))
+    return members.moving if ready >= wanted else []
 
 
 def _made(

@@ -23,6 +23,7 @@ from control_plane.fleet.model import (
     ReplicaState,
     Router,
 )
+from control_plane.fleet.moves_tables import replica_moves
 from control_plane.fleet.planner import Condition
 from sluice.profiles import Profile
 from sluice.wire.agent.v1 import agent_pb2 as wire
@@ -205,24 +206,30 @@ def _node(row: Mapping[str, Any]) -> Node:
         memory_bytes=memory_bytes,
         accelerators=tuple(accelerators) if is_known else None,
         rack=f"{row['region']}/{row['rack']}" if row["rack"] else "",
+        is_vacated=row["is_vacated"],
     )
 
 
 async def replicas(connection: AsyncConnection, node_id: str | None = None) -> list[Replica]:
-    """Return all replicas, or the replicas of one node."""
-    t = tables.replicas.c
+    """Return all replicas, or the replicas of one node without their moves."""
+    t, move = tables.replicas.c, replica_moves.c
+    moves: dict[str, str] = {}
     query = select(
         *(t.id, t.pool_id, t.cell_id, t.node_id, t.is_draining, t.state, t.grpc_address, t.role),
         *(t.accelerators, t.reservation, t.sleeps),
     ).order_by(t.id)
     if node_id is not None:
         query = query.where(t.node_id == node_id).with_for_update()
+    else:
+        moving = select(move.replica_id, move.moves_to).where(move.ended_at.is_(None))
+        moves = dict((await connection.execute(moving)).tuples().all())
     return [
         Replica(
             *(key, pool, cell, node, is_draining, ReplicaState(state), address, role),
             accelerators=tuple(accelerators),
             reserved=Needs(**reservation),
             sleeps=sleeps,
+            moves_to=moves.get(key, ""),
         )
         for (
             *(key, pool, cell, node, is_draining, state, address, role),

@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
+from control_plane.fleet.moves_tables import replica_moves
 from control_plane.scaling.tables import cell_demands, pool_scalings, scaling_changes
 
 _CHANGES_KEPT_DAYS = 30
@@ -69,9 +70,11 @@ async def pools_to_wake(connection: AsyncConnection, cells: Collection[str]) -> 
 
 
 async def forget_demands(connection: AsyncConnection) -> None:
-    """Delete the reports of vanished routers, and old changes."""
+    """Delete the reports of vanished routers, old changes and old moves."""
     old = cell_demands.c.received_at < func.now() - _FORGOTTEN_AFTER
     await connection.execute(delete(cell_demands).where(old))
     kept = timedelta(days=_CHANGES_KEPT_DAYS)
+    moved = replica_moves.c.ended_at < func.now() - kept
+    await connection.execute(delete(replica_moves).where(moved))
     older = scaling_changes.c.changed_at < func.now() - kept
     await connection.execute(delete(scaling_changes).where(older))

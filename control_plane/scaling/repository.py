@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane import tables
 from control_plane.fleet.hours_tables import replica_intervals
 from control_plane.fleet.model import ReplicaState
+from control_plane.fleet.moves_tables import replica_moves
 from control_plane.scaling.budget import FixedPool, left_of, price_of
 from control_plane.scaling.memory import PoolSight
 from control_plane.scaling.model import FleetBudget, PoolPlan, ScalingSettings
@@ -37,6 +38,7 @@ HAS_WORK = or_(
     ),
     exists().where(tables.nodes.c.is_surplus),
     exists(select(actuator_asks.c.name)),
+    exists().where(replica_moves.c.ended_at.is_(None)),
 )
 
 BUDGET = "fleet"  # id of the only row of the table `scaling_budgets`

@@ -22,9 +22,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.budgets.repository import hold_lease, lock_lease
 from control_plane.database import Database, DatabaseDownError
-from control_plane.scaling import reports, repository
+from control_plane.scaling import consolidation, moves_repository, reports, repository
 from control_plane.scaling.asking import NodeAsking
-from control_plane.scaling.memory import Memory, look, without_effect_s
+from control_plane.scaling.memory import EFFECT_FACTOR, Memory, look, without_effect_s
 from control_plane.scaling.model import (
     Cause,
     FleetBudget,
@@ -33,6 +33,7 @@ from control_plane.scaling.model import (
     ScalingReason,
     Shown,
 )
+from control_plane.scaling.moving import MovablePool, MoveNews, Moving
 from control_plane.scaling.nodes import NodesAsk
 from control_plane.scaling.plan import plan, remember, urgent
 from control_plane.scaling.repository import ScaledPool
@@ -86,6 +87,8 @@ class Scaling:
         show: Callable[[Mapping[str, Shown]], None],
         count_late: Callable[[str], None],
         asking: NodeAsking,
+        moving: Moving,
+        count_move: Callable[[str], None],
         may_have_work: MayHaveWork = unknown,
     ) -> None:
         """Create the loop. `run` must be started in a TaskGroup.
@@ -97,6 +100,8 @@ class Scaling:
                 another control plane leads.
             count_late: Called with each pool whose actuator becomes late.
             asking: Requests nodes from actuators.
+            moving: Moves replicas so that nodes become free.
+            count_move: Called with the result of a move (`MoveNews.result`).
             may_have_work: Tells whether there may be scaled pools.
         """
         self._database = database
@@ -105,6 +110,8 @@ class Scaling:
         self._show = show
         self._count_late = count_late
         self._asking = asking
+        self._moving = moving
+        self._count_move = count_move
         self._process = new_id("scaling")
         self._late: set[str] = set()
         self._looks = 0
@@ -194,10 +201,14 @@ class Scaling:
         Raises:
             DatabaseDownError: PostgreSQL does not answer.
         """
-        looked, asks = await self._database.run(self._look, deadline_s=_DEADLINE_S)
+        looked, asks, moves = await self._database.run(self._look, deadline_s=_DEADLINE_S)
         self._asking.offer(asks)
         self._show({one.pool.id: _shown(one) for one in looked})
         self._log_changes(looked)
+        for move in moves:
+            self._count_move(move.result)
+            told = log.warning if move.result == "given_up" else log.info
+            told("move_changed", pool=move.pool_id, result=move.result, text=move.text)
 
     async def report(self, message: wire.ReportDemandRequest) -> int:
         """Store a router's report, and return the milliseconds until its next report.
@@ -220,9 +231,11 @@ class Scaling:
             self._has_waiting.set()
         return round(self._interval_s / _REPORTS * 1000)
 
-    async def _look(self, connection: AsyncConnection) -> tuple[list[Looked], dict[str, NodesAsk]]:
+    async def _look(
+        self, connection: AsyncConnection
+    ) -> tuple[list[Looked], dict[str, NodesAsk], list[MoveNews]]:
         if not await hold_lease(connection, _LEASE, self._process, self._lease_s):
-            return [], {}
+            return [], {}, []
         self._looks += 1
         if self._looks % _PRUNE_LOOKS == 1:
             await reports.forget_demands(connection)
@@ -230,17 +243,23 @@ class Scaling:
         looked = await look_at(connection, self._interval_s)
         measured = {it.pool.speed_key: it.speed for it in looked if it.is_measured and it.speed}
         await repository.write_speeds(connection, measured)
+        move = await moves_repository.open_move(connection)
         for one in looked:
             remember(one.state, one.decided, one.memory.looked_at)
             one.memory.demand_at = one.state.demand_at
             decision = decision_of(one)
+            if move is not None and move.pool_id == one.pool.id:
+                told = {"cause": moves_repository.CAUSE, "replicas": decision["wanted"]}
+                decision["reasons"].append(told | {"text": move.why})
             await repository.write_decision(connection, one.pool, one.memory.as_json(), decision)
             if one.pool.is_on:
                 await repository.write_number(connection, one.pool, one.decided)
         # Surplus nodes are written in the same transaction as the numbers of replicas. Otherwise
         # the fleet would drain replicas on nodes that stay.
         boots_s = {it.pool.id: it.state.boot_s(1.0) for it in looked}
-        return looked, await self._asking.look(connection, boots_s)
+        asks = await self._asking.look(connection, boots_s)
+        movable = {it.pool.id: _movable(it) for it in looked if it.pool.is_on}
+        return looked, asks, await self._moving.look(connection, movable)
 
     def _log_changes(self, looked: Sequence[Looked]) -> None:
         for one in looked:
@@ -420,6 +439,19 @@ def _late_warnings(one: Looked) -> list[str]:
         f"{missing} replicas are wanted and not ready, {one.late_s / 60:.0f} min longer than the"
         " longest boot: see `sluice fleet pool show` and the logs of the agents",
     ]
+
+
+def _movable(one: Looked) -> MovablePool:
+    """Return the facts of a pool that moves of its replicas need."""
+    settings, decided = one.state.settings, one.decided
+    hand = consolidation.by_hand(settings, one.memory.looked_at)
+    refused = sum(sums[3] for sums in one.memory.came.values())
+    return MovablePool(
+        consolidation.soon_replicas(one.state.history, decided.wanted, settings.replicas_max),
+        hand or consolidation.hindrance(one.state, decided, refused, one.late_s),
+        hand,
+        EFFECT_FACTOR * one.state.boot_s(1.0),
+    )
 
 
 def _shown(one: Looked) -> Shown:

@@ -24,6 +24,8 @@ class ObedientAgent:
             cpu_count=2, memory_bytes=8 * GIB, engines=[engine], accelerator_facts=facts
         )
         self.desired = agent.SyncResponse()
+        self.boots = False  # whether new engines stay in their boot
+        self._ready: set[str] = set()
         self.lifted: set[str] = set()
 
     async def obey(self) -> None:
@@ -37,12 +39,21 @@ class ObedientAgent:
                         fact.ClearField("cordon")
                 await self._report()
 
+    async def finish_boots(self) -> None:
+        """Let all engines be ready, and report it."""
+        self.boots = False
+        await self._report()
+
+    def _state(self, replica: agent.DesiredReplica) -> wire.ReplicaState:
+        if self.boots and replica.replica_id not in self._ready:
+            return wire.REPLICA_STATE_STARTING
+        self._ready.add(replica.replica_id)
+        return wire.REPLICA_STATE_SLEEPING if replica.sleeps else wire.REPLICA_STATE_READY
+
     async def _report(self) -> None:
         ready = [
             agent.ObservedReplica(
-                replica_id=r.replica_id,
-                state=wire.REPLICA_STATE_SLEEPING if r.sleeps else wire.REPLICA_STATE_READY,
-                grpc_address="127.0.0.1:9",
+                replica_id=r.replica_id, state=self._state(r), grpc_address="127.0.0.1:9"
             )
             for r in self.desired.replicas
             if not r.is_draining

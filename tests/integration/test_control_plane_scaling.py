@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ import pytest_asyncio
 from typer.testing import CliRunner
 
 from cli.app import app
-from sluice.wire.control.v1 import control_pb2 as wire
 from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
 from tests.integration.conftest import ADMIN_KEY, ControlPlane, PostgresServer
 from tests.integration.obedient_agent import node
+from tests.integration.reporting_router import TOKEN_US, ReportingRouter, reporting
 from tests.links import trusted_channel
 from tests.support.kubernetes_api import StandInApi, kubernetes_api
 
@@ -25,71 +25,6 @@ pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 DIGEST = "5c" * 32
 INTERVAL_S = 0.5
 BOUNDS = {"replicas_min": 1, "replicas_max": 6, "hold_s": 2.0, "minute_worth": 0.0}
-_OUTPUT_TOKENS = 100  # of an answer
-_TOKEN_US = 10_000  # so that a request is one second of a replica
-
-
-class ReportingRouter:
-    """A router that owns cells, and reports a demand that tests set."""
-
-    def __init__(self, router_id: str) -> None:
-        self.router_id = router_id
-        self.demand: dict[str, float] = {}  # work-seconds per second, by cell
-        self.queued: dict[str, int] = {}
-        self.state = wire.Objects()
-        self.requests: dict[str, float] = {}
-        self.number = 0
-        self.intervals_ms: list[int] = []
-
-    def report(self) -> wire.ReportDemandRequest:
-        """Return the next report."""
-        self.number += 1
-        message = wire.ReportDemandRequest(router_id=self.router_id)
-        for cell_id in self.demand:
-            requests = int(self.requests.get(cell_id, 0.0))
-            cell = message.cells.add(cell_id=cell_id, epoch=7, number=self.number)
-            cell.tiers.add(
-                priority=10,
-                requests=requests,
-                output_tokens=_OUTPUT_TOKENS * requests,
-                queued=self.queued.get(cell_id, 0),
-            )
-            cell.speed.prompt_token_us, cell.speed.output_token_us = 100, _TOKEN_US
-            cell.speed.sequences, cell.speed.steps = 8, 500
-        return message
-
-    async def run(self, address: str) -> None:
-        """Report until cancelled; a control plane that is away is told later."""
-        tick_s = 0.1
-        async with trusted_channel(address) as channel:
-            stub = ControlServiceStub(channel)
-            watch = stub.Watch(
-                wire.WatchRequest(
-                    role=wire.ROLE_ROUTER, instance_id=self.router_id, address="127.0.0.1:9"
-                )
-            )
-            try:
-                while True:
-                    for cell_id, demand in self.demand.items():
-                        before = self.requests.get(cell_id, 0.0)
-                        self.requests[cell_id] = before + demand * tick_s
-                    try:
-                        answer = await stub.ReportDemand(self.report(), timeout=5)
-                        self.intervals_ms.append(answer.interval_ms)
-                    except grpc.aio.AioRpcError:
-                        pass
-                    await asyncio.sleep(tick_s)
-            finally:
-                watch.cancel()
-
-
-@asynccontextmanager
-async def reporting(address: str, router_id: str = "router-s") -> AsyncGenerator[ReportingRouter]:
-    router = ReportingRouter(router_id)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(router.run(address))
-        yield router
-        running.cancel()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -162,7 +97,7 @@ async def test_demand_takes_a_pool_up_and_down_again(
         await eventually(is_measured, "demand is known")
         assert (await _row(plane, "tide"))["wanted"] == 1
         replay, few = "/v1/pools/tide/scaling/replay", 1
-        tokens = [int(15 * 3.2e6 / _TOKEN_US)] * 120  # work of 3.2 replicas for half an hour
+        tokens = [int(15 * 3.2e6 / TOKEN_US)] * 120  # work of 3.2 replicas for half an hour
         body = {"prompt_tokens": [0] * 120, "output_tokens": tokens, "replicas_max": few}
         told = (await plane.admin.post(replay, json=body)).json()
         assert (told["hours"], told["asked"]["replicas_most"]) == (0.5, few)
