@@ -185,9 +185,9 @@ def _moved(
 ) -> tuple[list[Replica], _Members]:
     """Return the new replicas that replace moving ones, and the members without the replaced.
 
-    A replica whose replacement exists, or has just been made, no longer counts as staying. A
-    replica of the pool on the new node is the replacement, because no move leads to a node that
-    has a replica of the pool.
+    A replica whose replacement exists, or has just been made, no longer counts as staying. The
+    replacement is the pool's replica on the new node. No move leads to a node that already has a
+    replica of the pool.
     """
     made: list[Replica] = []
     staying, moving = list(members.staying), list[Replica]()

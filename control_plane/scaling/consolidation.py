@@ -1,9 +1,9 @@
 """Chooses the next replica to move to another node, so that a node becomes free. Pure.
 
-A node is emptied if all of its replicas fit on other occupied nodes, and if this gains something:
-its actuator then ends the node, or a replica that waits for a place fits on it. One replica moves
-at a time. A target has at least as many replicas as the emptied node has left, so each move raises
-the sum of the squared numbers of replicas per node. Therefore moves alone cannot form a cycle.
+A node is emptied if all of its replicas fit on other occupied nodes, with a gain. The gain is that
+its actuator ends the node, or that a replica without a place fits on it. One replica moves at a
+time. A target has at least as many replicas as the emptied node has left. So each move raises the
+sum of the squared numbers of replicas per node, and moves alone cannot form a cycle.
 """
 
 from collections import Counter
