@@ -1,6 +1,7 @@
 """The size ratchet: functions below 60 lines, files of at most 500 (docs/style.md)."""
 
 import ast
+import re
 import subprocess
 from pathlib import Path
 
@@ -78,3 +79,18 @@ def test_nothing_committed_holds_an_absolute_home_or_registry_host() -> None:
     )
     hits = [line for line in found.stdout.splitlines() if "test_tidy.py" not in line]
     assert not hits, hits
+
+
+def test_the_migrations_of_postgresql_are_one_chain() -> None:
+    files = sorted((ROOT / "migrations/postgres/versions").glob("[0-9]*.py"))
+    found = [
+        dict(
+            re.findall(
+                r'^(revision|down_revision) = (?:"(\d+)"|None)$', it.read_text(), re.MULTILINE
+            )
+        )
+        for it in files
+    ]
+    revisions = [it["revision"] for it in found]
+    assert revisions == [it.name[:4] for it in files]
+    assert [it["down_revision"] for it in found] == ["", *revisions[:-1]]
