@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from cli.api import ApiClient, ApiError, Json
+from cli.api import TIMEOUT_S, ApiClient, ApiError, Json
 from cli.render import show_fields, show_json
 from cli.stack.home import Home, read_env, stored_secret
 from cli.stack_commands import fail
@@ -82,6 +82,7 @@ def ask(
     url_name: str = "SLUICE_ADMIN_URL",
     *,
     status: int = 1,
+    timeout_s: float = TIMEOUT_S,
 ) -> Any:
     """Return the result of `work`. After an error it prints a line on stderr and exits."""
     url, key = setting(url_name), setting("SLUICE_ADMIN_KEY")
@@ -91,7 +92,7 @@ def ask(
     import asyncio
 
     async def run() -> Any:
-        async with ApiClient(url, key) as api:
+        async with ApiClient(url, key, timeout_s=timeout_s) as api:
             return await work(api)
 
     try:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # imported only when a call needs it
 
     import httpx
 
-_TIMEOUT_S = 10.0
+TIMEOUT_S = 10.0
 _EDITS_MAX = 5  # attempts of an edit against concurrent writers
 _PAGE_MAX = 1000
 _PRECONDITION_FAILED = 412
@@ -61,7 +61,7 @@ class ApiError(RuntimeError):
 class ApiClient:
     """A client of one service's HTTP API, which sends the admin key."""
 
-    def __init__(self, base_url: str, key: str, *, timeout_s: float = _TIMEOUT_S) -> None:
+    def __init__(self, base_url: str, key: str, *, timeout_s: float = TIMEOUT_S) -> None:
         import httpx
 
         self.base_url = base_url

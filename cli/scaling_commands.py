@@ -2,14 +2,20 @@
 
 import re
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
 
 from cli.admin import AsJson, ask, given
 from cli.api import ApiClient, Json
+from cli.audit_commands import since_moment
+from cli.day_picture import Panel, picture
 from cli.render import show_fields, show_json, show_objects
+from cli.stack_commands import fail
 from cli.token_curves import CurveError, TokenCurve, read_curve
 
 scaling = typer.Typer(
@@ -29,6 +35,8 @@ _REPLAY = (
     *("violation_minutes", "violated_work_share", "replica_hours", "accelerator_hours", "price"),
     *("changes", "replicas_most"),
 )
+_DAY = ("demand", "wanted", "ready", "asleep")
+_REPLAY_TIMEOUT_S = 60.0  # a query of a day, and two replays of seconds each
 _ACTUATOR_FIELDS = ("name", "nodes_wanted", "nodes_present", "result", "short_since", "warning")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -55,6 +63,23 @@ Hold = Annotated[
     typer.Option(
         help="Time, as 5m (the default), that a replica stays after demand last needed it."
     ),
+]
+Begin = Annotated[
+    str | None,
+    typer.Option("--from", help="Start of a time range: 6h ago, as 6h; or 2026-11-28T06:00:00Z."),
+]
+End = Annotated[str | None, typer.Option("--to", help="Like --from. Default: now.")]
+
+
+def _svg(path: Path | None) -> Path | None:
+    if path is not None and path.suffix != ".svg":
+        raise typer.BadParameter(f"{path} does not end in .svg")
+    return path
+
+
+Plot = Annotated[
+    Path | None,
+    typer.Option(help="Draw a picture into this file, *.svg.", callback=_svg, dir_okay=False),
 ]
 Sleepers = Annotated[
     float | None,
@@ -168,6 +193,14 @@ def replay(
     most: Most = None,
     minute_worth: Worth = None,
     hours: Annotated[int, typer.Option(min=1, max=48, help="Hours of demand to replay.")] = 24,
+    day: Annotated[
+        str | None,
+        typer.Option(
+            help="Replay the requests of a day of UTC, as 2026-11-28, that ClickHouse has."
+        ),
+    ] = None,
+    begin: Begin = None,
+    end: End = None,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -175,25 +208,40 @@ def replay(
             " Mooncake's JSON lines, or an export of the table `requests` as JSONEachRow."
         ),
     ] = None,
+    plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay the recorded demand of a pool, or a trace, with its bounds and with others.
+    """Replay the recorded demand of a pool, its requests, or a trace, with other bounds.
 
     The command changes no pool.
     """
+    span = _span(day, begin, end)
+    if trace is not None and span:
+        raise typer.BadParameter("choose one of --trace and a time range")
     bounds = given(replicas_min=least, replicas_max=most, minute_worth=minute_worth)
     path = f"/v1/pools/{pool}/scaling/replay"
+    query = {} if plot is None else {"curves": "true"}
     if trace is None:
-        query = bounds | {"hours": str(hours)}
-        found = ask(lambda api: api.call("GET", path, query=query))
+        query |= bounds | (span or {"hours": str(hours)})
+        found = ask(lambda api: api.call("GET", path, query=query), timeout_s=_REPLAY_TIMEOUT_S)
     else:
         body = bounds | asdict(_curve(trace))
-        found = ask(lambda api: api.call("POST", path, body))
+        found = ask(
+            lambda api: api.call("POST", path, body, query=query), timeout_s=_REPLAY_TIMEOUT_S
+        )
+    if plot is not None:
+        # Without a time range, the picture counts hours from the start of the demand.
+        _draw(plot, _replayed(found), span.get("from", "2000-01-01T00:00:00+00:00"))
     if as_json:
         show_json(found)
         return
     rows = [{"bounds": name, **found[name]} for name in ("present", "asked")]
     show_objects(rows, ("bounds", *_REPLAY), as_json=False)
+    if found.get("recorded"):
+        typer.echo(
+            f"The trace store has {found['recorded']['requests']} requests, and"
+            f" {found['recorded']['violation_minutes']} violated minutes."
+        )
 
 
 def _curve(trace: Path) -> TokenCurve:
@@ -201,6 +249,87 @@ def _curve(trace: Path) -> TokenCurve:
         return read_curve(trace)
     except CurveError as error:
         raise typer.BadParameter(str(error), param_hint="--trace") from None
+
+
+@scaling.command("day")
+def show_day(
+    pool: Pool,
+    *,
+    day: Annotated[
+        str | None, typer.Option(help="A day of UTC, as 2026-11-28. Default: the last 24 hours.")
+    ] = None,
+    begin: Begin = None,
+    end: End = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a day of a pool hour by hour: replicas, demand and violated minutes."""
+    path, query = f"/v1/pools/{pool}/scaling/minutes", _span(day, begin, end)
+    found = ask(lambda api: api.call("GET", path, query=query), timeout_s=_REPLAY_TIMEOUT_S)
+    if plot is not None:
+        lines = {name: found[name] for name in _DAY}
+        _draw(plot, [Panel(f"Pool {pool}", lines, found["violated"])], found["from"])
+    if as_json:
+        show_json(found)
+        return
+    show_objects(hours_of(found), ("hour", *_DAY, "requests", "violated"), as_json=False)
+    if found["missing"]:
+        typer.echo(f"Requests and violated minutes are missing: {found['missing']}")
+
+
+def hours_of(found: Json) -> list[Json]:
+    """Return a row per hour of a pool's minutes: the greatest numbers, and the mean demand."""
+    begin, minutes = datetime.fromisoformat(found["from"]), len(found["wanted"])
+    first = 60 - begin.minute
+    edges = sorted({0, *range(first, minutes, 60), minutes})
+    rows: list[Json] = []
+    for start, stop in pairwise(edges):
+        known = {name: [it for it in found[name][start:stop] if it is not None] for name in _DAY}
+        row: Json = {"hour": (begin + timedelta(minutes=start)).strftime("%Y-%m-%d %H:%M")}
+        row |= {name: max(known[name], default=None) for name in _DAY}
+        row["demand"] = round(fmean(known["demand"]), 2) if known["demand"] else None
+        row |= {name: sum(found[name][start:stop]) for name in ("requests", "violated")}
+        if found["missing"]:
+            row |= {"requests": None, "violated": None}
+        rows.append(row)
+    return rows
+
+
+def _span(day: str | None, begin: str | None, end: str | None) -> dict[str, str]:
+    """Return the query of a time range, which is empty if no option names one."""
+    if day is None:
+        if end is not None and begin is None:
+            raise typer.BadParameter("give --from, too", param_hint="--to")
+        now = datetime.now(UTC)
+        moments = {"from": begin, "to": end}
+        return {
+            name: since_moment(text, now, f"--{name}") for name, text in moments.items() if text
+        }
+    if begin is not None or end is not None:
+        raise typer.BadParameter("choose one of --day, and --from with --to", param_hint="--day")
+    try:
+        first = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError:
+        raise typer.BadParameter(f"{day!r} is no day: 2026-11-28 is", param_hint="--day") from None
+    return {"from": first.isoformat(), "to": (first + timedelta(days=1)).isoformat()}
+
+
+def _replayed(found: Json) -> list[Panel]:
+    """Return a chart for the present bounds and one for the given bounds, without their curves."""
+    panels: list[Panel] = []
+    for name in ("present", "asked"):
+        curves = found[name].pop("curves")
+        lines = {"demand": found["demand"], "paid": curves["provisioned"], "ready": curves["ready"]}
+        panels.append(Panel(f"Replay with the {name} bounds", lines, curves["violated"]))
+    found["demand"] = []
+    return panels
+
+
+def _draw(path: Path, panels: list[Panel], begin: str) -> None:
+    try:
+        path.write_text(picture(panels, datetime.fromisoformat(begin)), encoding="utf-8")
+    except OSError as error:
+        raise fail(f"{path} cannot be written: {error.strerror}") from None
 
 
 @scaling.command("pin")

@@ -84,12 +84,14 @@ from control_plane.scaling import repository as scaling_rows
 from control_plane.scaling.actuators import Actuator, ActuatorsError, read_actuators
 from control_plane.scaling.asking import NodeAsking
 from control_plane.scaling.consolidation import Consolidation
+from control_plane.scaling.day_routes import DayRoutes
 from control_plane.scaling.moving import Moving
 from control_plane.scaling.replay_routes import ReplayRoutes
 from control_plane.scaling.routes import INTERVAL_S as SCALING_INTERVAL_S
 from control_plane.scaling.routes import ScalingRoutes
 from control_plane.scaling.service import Scaling
 from control_plane.settings import Settings
+from control_plane.telemetry_reader import NO_TELEMETRY, TelemetryReader, open_reader
 from control_plane.tenants import routes as tenants
 from control_plane.texts.routes import TextRoutes
 from control_plane.texts.store import NO_TEXTS, TextStore, open_store
@@ -154,8 +156,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         rollouts = await _rollouts(stack, database, settings, metrics, poll)
         budgets = await _budgets(stack, database, settings, metrics, poll)
         background = await stack.enter_async_context(asyncio.TaskGroup())
-        artifacts = _artifacts(database, settings, poll)
-        stack.callback(artifacts.close)
+        artifacts = _artifacts(stack, database, settings, poll)
         links, read_chunk = _links(settings), artifacts.read_chunk
         distribution = DistributionService(database, feed, metrics, links, read_chunk)
         base_prompts = _base_prompts(database, feed, artifacts)
@@ -187,6 +188,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
                 actuators=actuators.keys(),
                 texts=await _texts(stack, settings),
                 ranks=rank_checks(read_chunk),
+                telemetry=await _telemetry(stack, settings),
             ),
         ]
         routes += _operations(feed, metrics, document(routes, package_version("sluice")))
@@ -264,6 +266,7 @@ def admin_routes(
     actuators: Collection[str] = (),
     texts: TextStore = NO_TEXTS,
     ranks: RankChecks = RankChecks(),  # noqa: B008 - immutable
+    telemetry: TelemetryReader = NO_TELEMETRY,
 ) -> list[AdminRoute]:
     """Return the routes of the admin REST for all domains that need only the database."""
     return [
@@ -284,11 +287,17 @@ def admin_routes(
         *models.routes(database, ranks.model, ranks.model_pools),
         *FleetRoutes(database, ranks.pool).routes(),
         *ScalingRoutes(database, scaling_interval_s, actuators).routes(),
-        *ReplayRoutes(database, scaling_interval_s).routes(),
+        *ReplayRoutes(database, scaling_interval_s, telemetry).routes(),
+        *DayRoutes(database, telemetry).routes(),
         *HoursRoutes(database).routes(),
         *KeyRoutes(database, ADMIN_KEYS).routes(),
         *AuditRoutes(database).routes(),
     ]
+
+
+async def _telemetry(stack: AsyncExitStack, settings: Settings) -> TelemetryReader:
+    url, key = settings.telemetry_url, settings.telemetry_key.get_secret_value()
+    return await stack.enter_async_context(open_reader(url, key))
 
 
 async def _rollouts(
@@ -381,7 +390,9 @@ def _links(settings: Settings) -> PlannerLimits:
     )
 
 
-def _artifacts(database: Database, settings: Settings, poll: WorkPoll) -> Artifacts:
+def _artifacts(
+    stack: AsyncExitStack, database: Database, settings: Settings, poll: WorkPoll
+) -> Artifacts:
     bounds = Bounds(
         rank_max=settings.artifact_rank_max,
         adapter_bytes_max=settings.artifact_adapter_bytes_max,
@@ -394,7 +405,9 @@ def _artifacts(database: Database, settings: Settings, poll: WorkPoll) -> Artifa
         buckets=_listed(settings.artifact_import_buckets),
     )
     url, grace_s = settings.artifact_store_url, settings.artifact_grace_s
-    return Artifacts(database, url, bounds, allowed, grace_s, poll.of("uploads"))
+    artifacts = Artifacts(database, url, bounds, allowed, grace_s, poll.of("uploads"))
+    stack.callback(artifacts.close)
+    return artifacts
 
 
 def _listed(text: str) -> tuple[str, ...]:

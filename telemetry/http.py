@@ -25,6 +25,7 @@ from telemetry.costs.recorded import RecordedHours
 from telemetry.costs.report import answer
 from telemetry.costs.sums import summed
 from telemetry.metrics import TelemetryMetrics
+from telemetry.pool_demand import demand_query, pool_demand
 from telemetry.progress import IngestProgress
 from telemetry.queries import LIMIT_MAX, RequestFilter, recent_requests
 from telemetry.reconciliation import mismatch_tokens, reconciled
@@ -84,6 +85,7 @@ class TelemetryApi:
         app.router.add_post("/v1/usage/totals", self._totals)
         app.router.add_get("/v1/usage/reconciliation", self._reconciliation)
         app.router.add_get("/v1/costs", self._costs)
+        app.router.add_get("/v1/pools/{pool_id}/demand", self._pool_demand)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics_text)
@@ -279,6 +281,13 @@ class TelemetryApi:
         # A thread builds the answer, because up to 100,000 rows are processed in Python.
         told = await asyncio.to_thread(answer, self._prices, found, query)
         return web.json_response(as_of | told)
+
+    async def _pool_demand(self, request: web.Request) -> web.Response:
+        """Return a pool's requests and tokens per bucket of time, without tenants."""
+        self._check_key(request)
+        query = demand_query(request.match_info, request.query)
+        sums = await _result_of(pool_demand(self._store, query))
+        return web.json_response({"step_s": query.step_ms // 1000, **sums})
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})

@@ -4,6 +4,7 @@ import { url, useData, write } from "../api.js";
 import { bytes, count, NONE, time, words } from "../format.js";
 import { Action, Badge, Facts, Filters, Link, Missing, Note, Table, Title, When } from "../ui.js";
 import { encoded } from "../route.js";
+import { PoolDay, Views } from "./day.js";
 import { Pools, queued } from "./overview.js";
 import { holds } from "./tenants.js";
 
@@ -124,7 +125,8 @@ function Node({ id, me }) {
 }
 
 export function Scaling(props) {
-  return props.id ? html`<${Pool} ...${props} />` : html`<${Every} ...${props} />`;
+  if (!props.id) return html`<${Every} ...${props} />`;
+  return props.query.view === "day" ? html`<${PoolDay} ...${props} />` : html`<${Pool} ...${props} />`;
 }
 
 const NUMBERS = [
@@ -201,7 +203,7 @@ function Pool({ id, query, me }) {
         says=${`The pool stays at the number it has, whatever the demand is: ${plan?.ready ?? "?"} replicas
           are ready.`} act=${() => write("POST", `${path}/pause`)} done=${reload} />`}`
       : null
-  }<//><${Missing} problems=${problems} />
+  }<//><${Missing} problems=${problems} /><${Views} id=${id} query=${query} />
     ${bounds ? html`<${Table} name="Bounds and decision" rows=${[{ ...plan, ...bounds }]} columns=${NUMBERS} />` : null}
     ${
       plan

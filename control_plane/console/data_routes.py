@@ -12,11 +12,11 @@ from aiohttp import web
 from control_plane.access.roles import Action
 from control_plane.console.overview import overview
 from control_plane.console.scope import own_tenant
-from control_plane.console.telemetry_reader import TelemetryAnswer, TelemetryReader
 from control_plane.database import Database
 from control_plane.http import describe
 from control_plane.http.routes import AdminRoute
 from control_plane.telemetry_client import FeedDownError
+from control_plane.telemetry_reader import TelemetryAnswer, TelemetryReader
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 from sluice.ids import is_request_id
 

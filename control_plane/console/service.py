@@ -14,11 +14,11 @@ from control_plane.console.openid_provider import open_provider
 from control_plane.console.openid_routes import OpenIdRoutes
 from control_plane.console.playground import open_playground
 from control_plane.console.session_routes import SessionRoutes
-from control_plane.console.telemetry_reader import open_reader
 from control_plane.database import Database
 from control_plane.http.access import Identities
 from control_plane.http.routes import AdminRoute
 from control_plane.settings import Settings
+from control_plane.telemetry_reader import open_reader
 
 
 class Console:

@@ -129,6 +129,7 @@ class ScalingOutcome:
         ready: Number of replicas that served, one value per minute.
         ttft_s: Greatest TTFT in seconds, one value per minute.
         tier_minutes: Violation minutes of each tier except batch, the highest tier first.
+        violated: Whether each minute is a violation minute.
     """
 
     violation_minutes: int
@@ -141,6 +142,7 @@ class ScalingOutcome:
     ready: tuple[int, ...]
     ttft_s: tuple[float, ...]
     tier_minutes: tuple[int, ...]
+    violated: tuple[bool, ...]
 
 
 class _Queues:
@@ -343,6 +345,7 @@ class _Totals:
             ready=tuple(self.minutes.ready),
             ttft_s=tuple(self.minutes.ttft_s),
             tier_minutes=tuple(count.violated for count in self._tiers),
+            violated=tuple(self.minutes.are_violated),
         )
 
 
@@ -383,16 +386,19 @@ class _Minutes:
         self.provisioned: list[int] = []
         self.ready: list[int] = []
         self.ttft_s: list[float] = []
+        self.are_violated: list[bool] = []
 
     @property
     def violated(self) -> int:
         return self._count.violated
 
     def add(self, ttft_s: float, pool: _Pool) -> None:
+        before = self._count.violated
         greatest_s = self._count.add(ttft_s)
         if greatest_s is None:
             return
         self.provisioned.append(pool.paid)
         self.ready.append(pool.ready)
         self.ttft_s.append(greatest_s)
+        self.are_violated.append(self._count.violated > before)
         self.most_ready = max(self.most_ready, pool.ready)

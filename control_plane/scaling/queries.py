@@ -1,10 +1,13 @@
 """Path, query and error that the routes of scaling have in common."""
 
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from aiohttp import web
 
+from control_plane.http.bodies import moment
+from control_plane.scaling.replay import REPLAY_HOURS_MAX
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 ONE = "/v1/pools/{id:[^/]+}/scaling"
@@ -33,3 +36,22 @@ def missing_bounds(key: str) -> PlatformError:
         f"pool {key} has no bounds, so it is not scaled: set them with PUT, or `sluice scaling set`"
     )
     return PlatformError(ErrorCode.NOT_FOUND, message)
+
+
+def span_of(request: web.Request, now: datetime) -> tuple[datetime, datetime]:
+    """Return the time range of a query in whole minutes, at most 48 hours before now.
+
+    The default end is now, and the default length is a day. The minute of the end is included.
+
+    Raises:
+        BadRequestError: The range is empty, in the future, or longer than 48 hours.
+    """
+    query, step = request.query, timedelta(minutes=1)
+    end = min(now, moment(query["to"], "to")) if "to" in query else now
+    begin = moment(query["from"], "from") if "from" in query else end - timedelta(days=1)
+    begin, end = (it.astimezone(UTC) for it in (begin, end + step - timedelta.resolution))
+    begin, end = (it.replace(second=0, microsecond=0) for it in (begin, end))
+    if not step <= end - begin <= timedelta(hours=REPLAY_HOURS_MAX) + step:
+        message = f"from must be before to and now, at most {REPLAY_HOURS_MAX} hours before to"
+        raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="from")
+    return begin, end

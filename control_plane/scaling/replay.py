@@ -69,6 +69,21 @@ class PlanRule:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayCurves:
+    """The figures of a replay, one value per minute.
+
+    Attributes:
+        provisioned: Number of serving, booting and sleeping replicas.
+        ready: Number of replicas that served.
+        violated: Whether the 99th percentile of TTFT misses the objective.
+    """
+
+    provisioned: tuple[int, ...]
+    ready: tuple[int, ...]
+    violated: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Replay:
     """The result of a replay of a pool's own demand with other settings.
 
@@ -80,6 +95,7 @@ class Replay:
         price: Money that the replica hours cost.
         changes: Number of changes of the number of replicas.
         replicas_most: Greatest number of replicas at the same time.
+        curves: Figures of each minute.
     """
 
     violation_minutes: int
@@ -89,6 +105,7 @@ class Replay:
     price: float
     changes: int
     replicas_most: int
+    curves: ReplayCurves
 
 
 def kept_curve(history: DemandHistory, hours: int) -> list[float]:
@@ -125,6 +142,11 @@ def trace_curve(
     return curve
 
 
+def by_minute(curve: Sequence[float]) -> list[float]:
+    """Return the means of whole minutes of a curve with one number per second."""
+    return [round(fmean(curve[at : at + 60]), 3) for at in range(0, len(curve) - 59, 60)]
+
+
 def replay(curve: Sequence[float], state: PoolState, settings: ScalingSettings) -> Replay:
     """Simulate past demand under other settings, in a pool that begins with an empty history.
 
@@ -153,4 +175,5 @@ def _result(outcome: ScalingOutcome, settings: ScalingSettings) -> Replay:
         round(hours * settings.price, 2),
         outcome.changes,
         max(outcome.provisioned, default=0),
+        ReplayCurves(outcome.provisioned, outcome.ready, outcome.violated),
     )

@@ -1,9 +1,14 @@
-"""Serves replays of a pool's stored demand, or of a trace, with the bounds of the request."""
+"""Serves replays of a pool's past demand, or of a trace, with the bounds of the request.
+
+Past demand is recorded by scaling, or consists of the requests that the trace store has.
+"""
 
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
@@ -17,36 +22,52 @@ from control_plane.http.resources import shown
 from control_plane.http.routes import AdminRoute
 from control_plane.scaling import repository
 from control_plane.scaling.bodies import ScalingReplayBody
-from control_plane.scaling.queries import ONE, PLAN_FIELDS, bounds_of, missing_bounds
+from control_plane.scaling.queries import ONE, PLAN_FIELDS, bounds_of, missing_bounds, span_of
 from control_plane.scaling.replay import (
     QUARTER_S,
     QUARTERS_MIN,
     REPLAY_HOURS_MAX,
+    by_minute,
     kept_curve,
     replay,
     trace_curve,
 )
 from control_plane.scaling.service import Looked, look_at
+from control_plane.scaling.traffic import PoolTraffic, read_traffic
+from control_plane.scaling.work import PoolSpeed
+from control_plane.telemetry_client import FeedDownError
+from control_plane.telemetry_reader import NO_TELEMETRY, TelemetryReader
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 _KIND = "scaling"
 _HOURS = 24
+_BUCKET_S = 15  # seconds of a bucket of requests, which is the time between two plans
+_RETRY_S = 2.0
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 _REPLAYED: dict[str, Any] = {
     "hours": describe.NUMBER,
     "present": describe.OBJECT,
     "asked": describe.OBJECT,
+    "recorded": describe.OBJECT,  # empty without requests of the trace store
+    "demand": {"type": "array", "items": describe.NUMBER},  # empty without `curves`
 }
 
 
 class ReplayRoutes:
     """The request handlers of replays, which change nothing and run for seconds."""
 
-    def __init__(self, database: Database, interval_s: float) -> None:
+    def __init__(
+        self, database: Database, interval_s: float, telemetry: TelemetryReader = NO_TELEMETRY
+    ) -> None:
         """Create the handlers.
 
-        `interval_s` is the time between two rounds of scaling, in seconds.
+        Args:
+            database: Database of the pools.
+            interval_s: Seconds between two rounds of scaling.
+            telemetry: Client of the telemetry service, for the requests of a day.
         """
         self._database = database
+        self._telemetry = telemetry
         self._interval_s = interval_s
         self._replaying = asyncio.Lock()
 
@@ -54,14 +75,16 @@ class ReplayRoutes:
         """Return the routes."""
         answer = describe.shown(("pool_id", *_REPLAYED), types=_REPLAYED)
         kept = describe.operation(
-            "Replay the kept demand of a pool, with its bounds and with others",
+            "Replay the kept demand of a pool, or its requests from `from` to `to`, with its bounds"
+            " and with others",
             answer=answer,
-            query=(*PLAN_FIELDS, "hours"),
+            query=(*PLAN_FIELDS, "hours", "from", "to", "curves"),
         )
         trace = describe.operation(
             "Replay the tokens of a trace in a pool, with its bounds and with others",
             answer=answer,
             body=ScalingReplayBody,
+            query=("curves",),
         )
         path, read, write = f"{ONE}/replay", Action.READ_PLATFORM, Action.WRITE_FLEET
         return [
@@ -70,25 +93,42 @@ class ReplayRoutes:
         ]
 
     async def kept(self, request: web.Request) -> web.Response:
-        """Replay the stored demand of a pool."""
+        """Replay the stored demand of a pool, or the requests of a time range."""
+        if "from" in request.query:
+            return await self._requests(request)
         key, asked, hours = path_id(request), bounds_of(request), _hours(request)
         pool = await self._look(key)
         curve = kept_curve(pool.state.history, hours)
         if len(curve) < QUARTERS_MIN * QUARTER_S:
             message = "less than an hour of demand is kept of this pool: ask again later"
             raise PlatformError(ErrorCode.CONFLICT, message)
-        return shown(request, await self._replayed(pool, curve, asked))
+        return shown(request, await self._replayed(request, pool, curve, asked))
+
+    async def _requests(self, request: web.Request) -> web.Response:
+        key, asked, span = path_id(request), bounds_of(request), span_of(request, datetime.now(UTC))
+        pool = await self._look(key)
+        speed = _speed(pool)
+        objectives_ms = await self._database.run(repository.objectives_ms)
+        try:
+            found = await read_traffic(self._telemetry, key, span, _BUCKET_S, objectives_ms)
+        except FeedDownError as error:
+            message = f"{error}; `--trace` replays a file, and `--hours` the recorded demand"
+            raise PlatformError(ErrorCode.UNAVAILABLE, message, retry_after_s=_RETRY_S) from error
+        if not any(found.requests):
+            begin, end = (it.isoformat() for it in span)
+            message = f"the trace store has no request of pool {key} from {begin} to {end}"
+            raise PlatformError(ErrorCode.NOT_FOUND, message)
+        curve = trace_curve(found.prompt_tokens, found.output_tokens, found.step_s, speed)
+        return shown(request, await self._replayed(request, pool, curve, asked, _recorded(found)))
 
     async def trace(self, request: web.Request) -> web.Response:
         """Replay a trace, whose tokens are converted to work of the pool's replicas."""
         key, body = path_id(request), await read_body(request, ScalingReplayBody)
         pool = await self._look(key)
-        if pool.speed is None:
-            message = "no speed of this pool is measured: send it requests for some minutes first"
-            raise PlatformError(ErrorCode.CONFLICT, message)
-        curve = trace_curve(body.prompt_tokens, body.output_tokens, body.bucket_s, pool.speed)
+        speed = _speed(pool)
+        curve = trace_curve(body.prompt_tokens, body.output_tokens, body.bucket_s, speed)
         asked = {name: value for name in PLAN_FIELDS if (value := getattr(body, name)) is not None}
-        return shown(request, await self._replayed(pool, curve, asked))
+        return shown(request, await self._replayed(request, pool, curve, asked))
 
     async def _look(self, key: str) -> Looked:
         async def work(connection: AsyncConnection) -> Looked:
@@ -100,10 +140,19 @@ class ReplayRoutes:
         return await self._database.run(work)
 
     async def _replayed(
-        self, one: Looked, curve: Sequence[float], asked: Mapping[str, Any]
+        self,
+        request: web.Request,
+        one: Looked,
+        curve: Sequence[float],
+        asked: Mapping[str, Any],
+        recorded: Mapping[str, int] = _NOTHING,
     ) -> dict[str, Any]:
-        """Return the results with the present bounds and with the requested bounds."""
+        """Return the results with the present bounds and with the requested bounds.
+
+        The result has the figures of each minute if the request has `curves=true`.
+        """
         bounds = replace(one.pool.settings, pin=None, is_paused=False)
+        has_curves = request.query.get("curves") == "true"
         # one replay at a time, because each replay occupies a processor core
         async with self._replaying:
             tried = {"present": bounds, "asked": replace(bounds, **asked)}
@@ -111,7 +160,34 @@ class ReplayRoutes:
                 name: asdict(await asyncio.to_thread(replay, curve, one.state, it))
                 for name, it in tried.items()
             }
-        return {"pool_id": one.pool.id, "hours": round(len(curve) / 3600, 2), **results}
+        if not has_curves:
+            for result in results.values():
+                del result["curves"]
+        return {
+            "pool_id": one.pool.id,
+            "hours": round(len(curve) / 3600, 2),
+            "recorded": recorded,
+            "demand": by_minute(curve) if has_curves else [],
+            **results,
+        }
+
+
+def _speed(pool: Looked) -> PoolSpeed:
+    if pool.speed is None:
+        message = "no speed of this pool is measured: send it requests for some minutes first"
+        raise PlatformError(ErrorCode.CONFLICT, message)
+    return pool.speed
+
+
+def _recorded(found: PoolTraffic) -> dict[str, int]:
+    """Return the number of requests, and of minutes in which requests missed the objective."""
+    each = 60 // found.step_s
+    late, judged = (
+        [sum(counts[at : at + each]) for at in range(0, len(counts), each)]
+        for counts in (found.late, found.judged)
+    )
+    minutes = replace(found, step_s=60, late=late, judged=judged)
+    return {"requests": sum(found.requests), "violation_minutes": sum(minutes.violated)}
 
 
 def _hours(request: web.Request) -> int:

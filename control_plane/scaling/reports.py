@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
 from control_plane.fleet.moves_tables import replica_moves
+from control_plane.scaling.minutes import forget_minutes
 from control_plane.scaling.tables import cell_demands, pool_scalings, scaling_changes
 
 _CHANGES_KEPT_DAYS = 30
@@ -70,7 +71,7 @@ async def pools_to_wake(connection: AsyncConnection, cells: Collection[str]) -> 
 
 
 async def forget_demands(connection: AsyncConnection) -> None:
-    """Delete the reports of vanished routers, old changes and old moves."""
+    """Delete the reports of vanished routers, and old changes, moves and minutes."""
     old = cell_demands.c.received_at < func.now() - _FORGOTTEN_AFTER
     await connection.execute(delete(cell_demands).where(old))
     kept = timedelta(days=_CHANGES_KEPT_DAYS)
@@ -78,3 +79,4 @@ async def forget_demands(connection: AsyncConnection) -> None:
     await connection.execute(delete(replica_moves).where(moved))
     older = scaling_changes.c.changed_at < func.now() - kept
     await connection.execute(delete(scaling_changes).where(older))
+    await forget_minutes(connection)

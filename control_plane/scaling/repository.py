@@ -16,6 +16,7 @@ from control_plane.fleet.hours_tables import replica_intervals
 from control_plane.fleet.model import ReplicaState
 from control_plane.fleet.moves_tables import replica_moves
 from control_plane.scaling.budget import FixedPool, left_of, price_of
+from control_plane.scaling.fluid import TTFT_OBJECTIVE_S
 from control_plane.scaling.memory import PoolSight
 from control_plane.scaling.model import FleetBudget, PoolPlan, ScalingSettings
 from control_plane.scaling.tables import (
@@ -322,6 +323,14 @@ async def _objectives(connection: AsyncConnection) -> tuple[dict[int, float], di
         for objectives in found if is_preemptible else found[:1]:
             objectives[priority] = min(objectives.get(priority, float("inf")), deadline_ms / 1000)
     return found
+
+
+async def objectives_ms(connection: AsyncConnection) -> dict[str, int]:
+    """Return the TTFT objectives of all tiers but preemptible ones, in milliseconds by tier."""
+    t = tables.tiers.c
+    query = select(t.id, t.ttft_deadline_ms).where(~t.is_preemptible)
+    default_ms = round(1000 * TTFT_OBJECTIVE_S)
+    return {key: told_ms or default_ms for key, told_ms in await connection.execute(query)}
 
 
 async def budget(connection: AsyncConnection, besides: Iterable[str]) -> FleetBudget:

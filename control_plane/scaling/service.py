@@ -25,6 +25,7 @@ from control_plane.database import Database, DatabaseDownError
 from control_plane.scaling import consolidation, moves_repository, reports, repository
 from control_plane.scaling.asking import NodeAsking
 from control_plane.scaling.memory import EFFECT_FACTOR, Memory, look, without_effect_s
+from control_plane.scaling.minutes import PoolMinute, minute_of, write_minute
 from control_plane.scaling.model import (
     Cause,
     FleetBudget,
@@ -115,6 +116,7 @@ class Scaling:
         self._process = new_id("scaling")
         self._late: set[str] = set()
         self._looks = 0
+        self._minute = minute_of(0.0)  # the last minute whose numbers were stored
         # Ids of pools that have reported work that waits, and no replica or sleeping replicas.
         self._waiting: set[str] = set()
         self._has_waiting = asyncio.Event()
@@ -254,12 +256,23 @@ class Scaling:
             await repository.write_decision(connection, one.pool, one.memory.as_json(), decision)
             if one.pool.is_on:
                 await repository.write_number(connection, one.pool, one.decided)
+        await self._write_minute(connection, looked)
         # Surplus nodes are written in the same transaction as the numbers of replicas. Otherwise
         # the fleet would drain replicas on nodes that stay.
         boots_s = {it.pool.id: it.state.boot_s(1.0) for it in looked}
         asks = await self._asking.look(connection, boots_s)
         movable = {it.pool.id: _movable(it) for it in looked if it.pool.is_on}
         return looked, asks, await self._moving.look(connection, movable)
+
+    async def _write_minute(self, connection: AsyncConnection, looked: Sequence[Looked]) -> None:
+        """Store the numbers of pools if this round is the first of a minute."""
+        if not looked:
+            return
+        minute = minute_of(looked[0].memory.looked_at)
+        if minute == self._minute:
+            return
+        await write_minute(connection, minute, map(_numbers, looked))
+        self._minute = minute
 
     def _log_changes(self, looked: Sequence[Looked]) -> None:
         for one in looked:
@@ -451,6 +464,18 @@ def _movable(one: Looked) -> MovablePool:
         hand or consolidation.hindrance(one.state, decided, refused, one.late_s),
         hand,
         EFFECT_FACTOR * one.state.boot_s(1.0),
+    )
+
+
+def _numbers(one: Looked) -> PoolMinute:
+    facts = one.state.facts
+    return PoolMinute(
+        one.pool.id,
+        one.decided.wanted,
+        facts.ready,
+        facts.booting,
+        facts.asleep,
+        one.state.history.now,
     )
 
 

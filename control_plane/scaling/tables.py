@@ -95,6 +95,16 @@ scaling_changes = Table(
 )
 Index("ix_scaling_changes_pool_id", scaling_changes.c.pool_id, scaling_changes.c.id)
 
+# The numbers of each scaled pool at the first round of a minute, for charts.
+scaling_minutes = Table(
+    "scaling_minutes",
+    metadata,
+    Column("pool_id", Text, ForeignKey("pools.id", ondelete="CASCADE"), primary_key=True),
+    Column("minute", DateTime(timezone=True), primary_key=True, index=True),
+    *(count_column(name) for name in ("wanted", "ready", "booting", "asleep")),
+    Column("demand", Double, nullable=False),
+)
+
 # Bounds over all pools together, in at most one row.
 scaling_budgets = Table(
     "scaling_budgets",

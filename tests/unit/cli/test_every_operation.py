@@ -46,6 +46,7 @@ scaling history p
 scaling actuators
 scaling replay p --max 4
 scaling replay p --max 4 --trace {trace}
+scaling day p
 scaling budget --accelerators 8
 tenants list
 tenants show t
@@ -313,6 +314,8 @@ def instance(name: str, shape: dict[str, Any]) -> Any:
             return False
         case "integer" | "number":
             return 1
+        case "string" if shape.get("format") == "date-time":
+            return "2026-11-28T00:00:00+00:00"
         case _:
             return "x"
 

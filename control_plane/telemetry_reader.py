@@ -1,4 +1,4 @@
-"""Queries the telemetry service for the console, whose pages have no key for that service."""
+"""Queries the telemetry service for operators, who need no key for that service."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -31,12 +31,15 @@ class TelemetryReader:
         self._session = session
         self._url = url.rstrip("/")
 
-    async def get(self, path: str, query: Mapping[str, str]) -> TelemetryAnswer:
+    async def get(
+        self, path: str, query: Mapping[str, str], deadline_s: float = DEADLINE_S
+    ) -> TelemetryAnswer:
         """Return the answer to a GET.
 
         Args:
             path: Path below the service's address, with quoted values.
             query: Query parameters, whose empty values are left out.
+            deadline_s: Seconds for the whole answer.
 
         Raises:
             FeedDownError: The service does not answer.
@@ -46,9 +49,12 @@ class TelemetryReader:
         url, params = f"{self._url}{path}", {name: it for name, it in query.items() if it}
         try:
             async with (
-                asyncio.timeout(DEADLINE_S),
+                asyncio.timeout(deadline_s),
                 self._session.get(
-                    url, params=params, **http_options(CertificateRole.TELEMETRY)
+                    url,
+                    params=params,
+                    timeout=aiohttp.ClientTimeout(total=deadline_s),
+                    **http_options(CertificateRole.TELEMETRY),
                 ) as response,
             ):
                 body = await read_bounded(response)
@@ -59,11 +65,15 @@ class TelemetryReader:
         return TelemetryAnswer(response.status, response.content_type, body)
 
 
+# The reader of a control plane without a telemetry service.
+NO_TELEMETRY = TelemetryReader(None, "")
+
+
 @asynccontextmanager
 async def open_reader(telemetry_url: str, telemetry_key: str) -> AsyncGenerator[TelemetryReader]:
     """Open a reader. The service need not run yet, and an empty URL means no service."""
     if not telemetry_url:
-        yield TelemetryReader(None, "")
+        yield NO_TELEMETRY
         return
     async with open_session(telemetry_key, DEADLINE_S) as session:
         yield TelemetryReader(session, telemetry_url)
