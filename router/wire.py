@@ -132,11 +132,13 @@ def _of_dispatch(submit: wire.Submit, interrupted: int) -> str:
     return later_attempt(submit.traceparent, submit.attempt, interrupted)
 
 
-def submit_message(epoch: int, dispatches: list[Dispatch]) -> engine.Submit:
+def submit_message(
+    epoch: int, dispatches: list[Dispatch], *, reads_prompt_ids: bool = False
+) -> engine.Submit:
     """Return one message for the engine with all given dispatches."""
     message = engine.Submit(epoch=epoch)
     for dispatch in dispatches:
-        add_sequence(message, dispatch)
+        add_sequence(message, dispatch, reads_prompt_ids=reads_prompt_ids)
     return message
 
 

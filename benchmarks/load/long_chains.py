@@ -13,6 +13,7 @@ import asyncio
 import random
 import statistics
 import time
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,11 +108,11 @@ class _Client:
         return previous
 
 
-async def _prompts(attached: Attached, tokens: int) -> list[int]:
+async def _prompts(attached: Attached, tokens: int) -> "array[int]":
     """Let the engine cache a prompt, and return it with the new tokens of a turn."""
-    before = [random.randrange(100, 4000) for _ in range(tokens - _NEW_TOKENS)]
+    before = array("I", [random.randrange(100, 4000) for _ in range(tokens - _NEW_TOKENS)])
     await attached.generate([before], _ANSWER_TOKENS)
-    return before + [random.randrange(100, 4000) for _ in range(_NEW_TOKENS)]
+    return before + array("I", [random.randrange(100, 4000) for _ in range(_NEW_TOKENS)])
 
 
 async def _engine_alone(stack: BenchmarkStack, kinds: Mapping[int, _Turns]) -> None:

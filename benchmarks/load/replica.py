@@ -71,7 +71,7 @@ class Attached:
         assert first.HasField("attached"), first
 
     async def generate(
-        self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[str] = ("",)
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, adapters: Sequence[str] = ("",)
     ) -> tuple[float, float]:
         """Run one sequence per prompt. Returns the seconds to the first token and to the end."""
         began_s = time.perf_counter()
@@ -88,7 +88,7 @@ class Attached:
         return first_s, time.perf_counter() - began_s
 
     async def submit(
-        self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[str] = ("",)
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, adapters: Sequence[str] = ("",)
     ) -> None:
         """Send one sequence per prompt, with ids that count up from 0."""
         first_id = self._sequences

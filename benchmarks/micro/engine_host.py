@@ -20,6 +20,7 @@ from replica.drivers.sim import load_sim
 from replica.engine.driver import Driver
 from replica.engine.types import SequenceRequest
 from replica.host import EngineHost
+from sluice.token_ids import packed_ids
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 _SEQUENCES = 1000
@@ -80,7 +81,10 @@ def run_host() -> None:
         epoch=1,
         sequences=[
             wire.Sequence(
-                id=key, prompt=prompt(key), output_tokens_max=_NEW_TOKENS, ignore_eos=True
+                id=key,
+                prompt_ids=packed_ids(prompt(key)),
+                output_tokens_max=_NEW_TOKENS,
+                ignore_eos=True,
             )
             for key in range(_SEQUENCES)
         ],

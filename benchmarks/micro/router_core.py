@@ -24,6 +24,7 @@ from router.core.types.actions import Actions
 from router.core.types.config import CoreConfig
 from router.core.types.plan import EngineLimits, ReplicaPlan
 from sluice.hashing import BLOCK_TOKENS, block_hashes
+from sluice.token_ids import packed_ids, unpacked_ids
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
@@ -68,7 +69,7 @@ class CoreBench:
             request_id=f"req-{self.handles}",
             cell_id=CELL,
             tenant_id=f"tenant-{self.handles % 20}",
-            prompt=prompt,
+            prompt_ids=packed_ids(prompt),
             output_tokens_max=256,
             cache_root=ROOT,
             block_hashes=b"".join(hashes),
@@ -82,7 +83,7 @@ class CoreBench:
         actions = self.core.tick(self.now)
         placed_s = time.process_time()
         for dispatches in actions.dispatches.values():
-            convert.submit_message(1, dispatches)
+            convert.submit_message(1, dispatches, reads_prompt_ids=True)
         spent_s = time.process_time() - started_s
         self._sent(actions)
         return spent_s, placed_s - admitted_s
@@ -167,7 +168,7 @@ def long_prompt_us() -> dict[str, Any]:
     hashing: list[float] = []
     for _ in range(40):
         message = bench.message(LONG_TOKENS)
-        prompt = list(message.prompt)
+        prompt = unpacked_ids(message.prompt_ids)
         started_s = time.process_time()
         block_hashes(prompt, ROOT, len(prompt) // BLOCK_TOKENS)
         hashing.append(time.process_time() - started_s)
