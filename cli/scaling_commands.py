@@ -24,12 +24,12 @@ scaling = typer.Typer(
 
 _STATUS = (
     *("pool_id", "is_on", "wanted", "ready", "booting", "asleep", "demand", "replicas_min"),
-    *("replicas_max", "cause", "pin", "pin_until", "is_paused", "warnings"),
+    *("replicas_max", "cause", "pin", "pin_until", "is_paused", "by_role", "warnings"),
 )
-_CHANGES = ("changed_at", "before", "after", "cause", "text")
+_CHANGES = ("changed_at", "role", "before", "after", "cause", "text")
 _BOUNDS = (
     *("replicas_min", "replicas_max", "minute_worth", "idle_s", "hold_s", "price", "is_on"),
-    *("sleepers_share", "sleepers_min", "actuator", "replicas_per_node"),
+    *("sleepers_share", "sleepers_min", "actuator", "replicas_per_node", "roles"),
 )
 _REPLAY = (
     *("violation_minutes", "violated_work_share", "replica_hours", "accelerator_hours", "price"),
@@ -95,7 +95,10 @@ Sleepers = Annotated[
 @scaling.command("status")
 def show_status(*, as_json: AsJson = False) -> None:
     """List the pools that have bounds, with their numbers of replicas."""
-    show_objects(ask(lambda api: api.list("/v1/scaling")), _STATUS, as_json=as_json)
+    rows = ask(lambda api: api.list("/v1/scaling"))
+    if not as_json:
+        rows = [row | {"by_role": _by_role(row)} for row in rows]
+    show_objects(rows, _STATUS, as_json=as_json)
 
 
 @scaling.command("set")
@@ -121,9 +124,19 @@ def set_bounds(
     is_on: Annotated[
         bool | None, typer.Option("--on/--off", help="Off: plan, but change nothing.")
     ] = None,
+    prefill: Annotated[
+        str | None,
+        typer.Option(help="Bounds of the role prefill, as 1,4 (a least and a greatest number)."),
+    ] = None,
+    decode: Annotated[str | None, typer.Option(help="Bounds of the role decode.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Scale a pool within bounds, or change only the given bounds."""
+    of_roles = {
+        role: _role_bounds(text, f"--{role}")
+        for role, text in (("prefill", prefill), ("decode", decode))
+        if text is not None
+    }
     changes = given(
         replicas_min=least,
         replicas_max=most,
@@ -141,7 +154,8 @@ def set_bounds(
     def change(known: Json) -> Json:
         if most is None and "replicas_max" not in known:
             raise typer.BadParameter(f"pool {pool} has no bounds yet: give --max")
-        return {name: known[name] for name in _BOUNDS if name in known} | changes
+        kept = {name: known[name] for name in _BOUNDS if name in known}
+        return kept | changes | {"roles": kept.get("roles", {}) | of_roles}
 
     _show(ask(lambda api: api.edit(f"/v1/pools/{pool}/scaling", change, {})), as_json=as_json)
 
@@ -340,10 +354,15 @@ def pin(
     for_: Annotated[
         str | None, typer.Option("--for", help="Time, as 2h; default: until `resume`.")
     ] = None,
+    prefill: Annotated[
+        int | None,
+        typer.Option(min=1, help="Replicas that only prefill; default: demand decides."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Set a pool's number of replicas by hand."""
-    body = {"replicas": replicas, "for_s": 0.0 if for_ is None else _seconds(for_, "--for")}
+    for_s = 0.0 if for_ is None else _seconds(for_, "--for")
+    body = {"replicas": replicas, "for_s": for_s} | given(prefill=prefill)
     _post(pool, "pin", body, as_json=as_json)
 
 
@@ -418,6 +437,9 @@ def told(found: Json) -> list[str]:
     if found["asleep"] or found["sleepers"]:
         now += f", {found['asleep']} of {found['sleepers']} asleep"
     lines = [f"{found['wanted']} replicas ({now}):"]
+    for role, one in sorted(found.get("role_decisions", {}).items(), reverse=True):
+        at = f"{one['ready']} ready, {one['booting']} booting"
+        lines.append(f"  {one['wanted']:>4}  {role} ({at}), {one['demand']:.1f} work-seconds/s")
     lines += [f"  {reason['replicas']:>4}  {reason['text']}" for reason in found["reasons"]]
     lines += [f"Warning: {text}" for text in found["warnings"]]
     speed = found["speed"]
@@ -440,6 +462,12 @@ def told(found: Json) -> list[str]:
     return lines
 
 
+def _by_role(row: Json) -> str:
+    """Return the numbers of a pool's roles, as "2 prefill, 6 decode", or an empty text."""
+    roles = sorted(row["role_decisions"].items(), reverse=True)
+    return ", ".join(f"{one['wanted']} {role}" for role, one in roles)
+
+
 def _explain(found: Json, *, as_json: bool) -> None:
     if as_json:
         show_json(found)
@@ -458,6 +486,15 @@ def _show(found: Any, *, as_json: bool) -> None:
         show_json(found)
     else:
         show_fields(found)
+
+
+def _role_bounds(text: str, option: str) -> Json:
+    """Return the bounds in a text such as "1,4"."""
+    found = re.fullmatch(r"([0-9]{1,5}),([0-9]{1,5})", text.strip())
+    if found is None:
+        message = f"{text!r} has no two bounds: 1,4 has"
+        raise typer.BadParameter(message, param_hint=option)
+    return {"replicas_min": int(found[1]), "replicas_max": int(found[2])}
 
 
 def _seconds(text: str, option: str) -> float:

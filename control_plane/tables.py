@@ -187,6 +187,8 @@ pools = Table(
         CheckConstraint("scaled_replicas >= 0", name="scaled_replicas"),
     ),
     count_column("scaled_sleepers"),  # sleeping replicas, in addition to `scaled_replicas`
+    # Number of `scaled_replicas` that only prefill, NULL if `roles` is in effect.
+    Column("scaled_prefill", Integer),
 )
 
 # Reason why a pool lacks wanted replicas. A pool without a row has all replicas, or will have them

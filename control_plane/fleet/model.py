@@ -218,7 +218,7 @@ def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
                 having[replica.role].append(replica)
             else:
                 waiting.setdefault(replica.cell_id, deque()).append(replica)
-        for role, target in zip(configured, _role_targets(pool, len(own)), strict=True):
+        for role, target in zip(configured, role_targets(pool, len(own)), strict=True):
             in_cell = Counter(replica.cell_id for replica in having[role])
             for _ in range(target - in_cell.total()):
                 cell_id = min(
@@ -235,7 +235,7 @@ def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
     return changed
 
 
-def _role_targets(pool: Pool, there: int) -> tuple[int, int]:
+def role_targets(pool: Pool, there: int) -> tuple[int, int]:
     """Return how many present replicas should only prefill, and how many should only decode."""
     both = pool.prefill + pool.decode
     if both <= there and max(pool.prefill, pool.decode) < there:

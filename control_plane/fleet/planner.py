@@ -138,7 +138,7 @@ def plan_replicas(
         create += (*moved, *made)
         if condition is not None:
             conditions[pool.id] = condition
-        surplus = _most_useful_first(members.staying, homes)[pool.replicas_wanted :]
+        surplus = _most_useful_first(members.staying, homes, pool)[pool.replicas_wanted :]
         surplus += _replaced(pool, members)
         for replica in (*surplus, *_may_leave(pool, members, has_room=condition is None)):
             (forget if has_ended(replica) else drain).append(replica.id)
@@ -212,7 +212,7 @@ def _moved(
 def _replaced(pool: Pool, members: _Members) -> list[Replica]:
     """Return the moving replicas that may leave, because enough other replicas are ready."""
     wanted = pool.replicas_wanted
-    ready = sum(map(_is_ready, _most_useful_first(members.staying, ())[:wanted]))
+    ready = sum(map(_is_ready, _most_useful_first(members.staying, (), pool)[:wanted]))
     return members.moving if ready >= wanted else []
 
 
@@ -259,7 +259,7 @@ def _may_leave(pool: Pool, members: _Members, *, has_room: bool) -> list[Replica
     """
     wanted = pool.replicas_wanted
     floor = wanted if has_room else max(1, wanted - 1)
-    kept = _most_useful_first(members.staying, ())[:wanted]
+    kept = _most_useful_first(members.staying, (), pool)[:wanted]
     ready = sum(map(_is_ready, (*kept, *members.leaving)))
     left = DRAINING_MAX - members.going
     found: list[Replica] = []
@@ -298,11 +298,14 @@ def _notes(
     return notes
 
 
-def _most_useful_first(replicas: Iterable[Replica], homes: Sequence[str]) -> list[Replica]:
+def _most_useful_first(
+    replicas: Iterable[Replica], homes: Sequence[str], pool: Pool
+) -> list[Replica]:
     """Return a pool's replicas sorted for keeping, with serving replicas first.
 
-    Replicas in cells that stay precede replicas in other cells, and older replicas precede newer
-    ones. The order alternates between the cells, so that the cells shrink evenly.
+    Replicas in cells that stay precede replicas in other cells. Replicas of a role that the pool
+    has too often come later, and older replicas precede newer ones. The order alternates between
+    the cells, so that the cells shrink evenly.
     """
     ordered = sorted(replicas, key=lambda r: (-worth(r), r.id))
     seen: Counter[str] = Counter()
@@ -311,4 +314,13 @@ def _most_useful_first(replicas: Iterable[Replica], homes: Sequence[str]) -> lis
         turn = seen[replica.cell_id]
         seen[replica.cell_id] += 1
         graded.append((-worth(replica), replica.cell_id not in homes, turn, replica.id, replica))
-    return [grade[-1] for grade in sorted(graded, key=lambda grade: grade[:-1])]
+    graded.sort(key=lambda grade: grade[:-1])
+    left = Counter({"prefill": pool.prefill, "decode": pool.decode})
+    left[""] = max(0, pool.replicas_wanted - left.total())
+    surplus: set[str] = set()
+    for *_, replica in graded:
+        left[replica.role] -= 1
+        if left[replica.role] < 0:
+            surplus.add(replica.id)
+    graded.sort(key=lambda grade: (*grade[:2], grade[-1].id in surplus))
+    return [grade[-1] for grade in graded]

@@ -65,7 +65,7 @@ _WANTED = func.coalesce(pools.c.scaled_replicas, pools.c.replicas_wanted)
 # import cycle.
 _scalings = table(
     "pool_scalings",
-    *map(column, ("pool_id", "is_on", "pin", "pin_until", "pinned_by")),
+    *map(column, ("pool_id", "is_on", "pin", "pin_prefill", "pin_until", "pinned_by")),
 )
 # Columns of a table with artifacts by node. The table belongs to the distribution domain, whose
 # imports lead to rollouts and back to this module. They are named here to avoid an import cycle.
@@ -259,7 +259,8 @@ async def pin(connection: AsyncConnection, pool_id: str, replicas: int) -> None:
     """Fix a scaled pool at the operators' number, until an operator resumes scaling."""
     t = _scalings.c
     pinned = update(_scalings).where(t.pool_id == pool_id, t.is_on)
-    values = {"pin": replicas, "pin_until": None, "pinned_by": "replicas_wanted"}
+    values = {"pin": replicas, "pin_prefill": None, "pin_until": None}
+    values |= {"pinned_by": "replicas_wanted"}
     await connection.execute(pinned.values(values))
 
 

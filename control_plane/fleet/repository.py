@@ -168,17 +168,31 @@ async def pools(connection: AsyncConnection) -> list[Pool]:
     rows = await connection.execute(
         select(
             *(t.id, t.engine, _WANTED + t.scaled_sleepers, t.cell_replicas_max, t.roles, t.needs),
-            t.scaled_sleepers,
+            *(t.scaled_sleepers, t.scaled_prefill),
         )
     )
     return [
         Pool(
-            *(key, engine, wanted, limit, roles.get("prefill", 0), roles.get("decode", 0)),
+            *(key, engine, wanted, limit, *_roles(roles, prefill, wanted)),
             needs=Needs(**needs),
             sleepers=sleepers,
         )
-        for key, engine, wanted, limit, roles, needs, sleepers in rows.tuples()
+        for key, engine, wanted, limit, roles, needs, sleepers, prefill in rows.tuples()
     ]
+
+
+def _roles(configured: Mapping[str, int], scaled: int | None, wanted: int) -> tuple[int, int]:
+    """Return how many replicas only prefill, and how many only decode.
+
+    Args:
+        configured: The operators' numbers of replicas, by role.
+        scaled: Number of prefill replicas that the scaling loop wants, or None.
+        wanted: Number of replicas of the pool. In a scaled pool, no replica has both roles.
+    """
+    prefill, decode = configured.get("prefill", 0), configured.get("decode", 0)
+    if scaled is None or not prefill:
+        return prefill, decode
+    return scaled, max(0, wanted - scaled) if decode else 0
 
 
 async def nodes(connection: AsyncConnection) -> list[Node]:

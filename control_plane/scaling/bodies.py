@@ -5,6 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from control_plane.fields import AdminBody
+from control_plane.fleet.bodies import Role
 from control_plane.fleet.model import REPLICAS_MAX
 from control_plane.scaling.replay import REPLAY_HOURS_MAX
 
@@ -12,6 +13,25 @@ _BUCKET_MIN_S = 5
 _BUCKETS_MAX = REPLAY_HOURS_MAX * 3600 // _BUCKET_MIN_S
 _Tokens = Annotated[int, Field(ge=0, le=1 << 53)]
 _Replicas = Annotated[int, Field(ge=0, le=REPLICAS_MAX)]
+
+
+class RoleBoundsBody(AdminBody):
+    """Bounds of one role, in addition to the bounds of its pool. A maximum of null is no bound."""
+
+    replicas_min: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] = 1
+    replicas_max: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] | None = None
+
+    @model_validator(mode="after")
+    def _is_ordered(self) -> Self:
+        if self.replicas_max is not None and self.replicas_min > self.replicas_max:
+            raise ValueError(
+                f"replicas_min {self.replicas_min} is above replicas_max {self.replicas_max}"
+            )
+        return self
+
+
+def _no_roles() -> dict[Role, RoleBoundsBody]:
+    return {}
 
 
 class ScalingBody(AdminBody):
@@ -26,6 +46,9 @@ class ScalingBody(AdminBody):
     Sleeping replicas serve within seconds. `sleepers_share` is their number per replica of the
     busiest quarter-hour of the day, and `sleepers_min` is their least number. The default share is
     0.05 if the engine can sleep. For other engines, every share except 0 is refused.
+
+    In a pool with the role `prefill`, the plan decides the number of replicas of each role. The
+    bounds apply to the sum, and `roles` bounds single roles.
 
     `actuator` names the system that adds nodes for the pool. Each node runs `replicas_per_node`
     replicas. If the name is empty, replicas run on the existing nodes.
@@ -42,6 +65,7 @@ class ScalingBody(AdminBody):
     sleepers_min: _Replicas = 0
     actuator: Annotated[str, Field(max_length=63)] = ""
     replicas_per_node: Annotated[int, Field(ge=1, le=1000)] = 1
+    roles: Annotated[dict[Role, RoleBoundsBody], Field(default_factory=_no_roles)]
 
     @model_validator(mode="after")
     def _is_ordered(self) -> Self:
@@ -55,11 +79,21 @@ class ScalingBody(AdminBody):
 class ScalingPinBody(AdminBody):
     """A number of replicas set by hand.
 
-    The number is in effect for `for_s` seconds, or until an operator removes it if `for_s` is 0.
+    The number is in effect for `for_s` seconds, or until an operator removes it if `for_s` is 0. In
+    a pool with roles, `prefill` of the replicas only prefill. If it is null, demand decides.
     """
 
     replicas: _Replicas
     for_s: Annotated[float, Field(ge=0, le=31_536_000)] = 0.0
+    prefill: Annotated[int, Field(ge=1, le=REPLICAS_MAX)] | None = None
+
+    @model_validator(mode="after")
+    def _leaves_some_for_decode(self) -> Self:
+        if self.prefill is not None and self.prefill >= self.replicas:
+            raise ValueError(
+                f"prefill {self.prefill} of {self.replicas} replicas leaves none for decode"
+            )
+        return self
 
 
 class ScalingReplayBody(AdminBody):

@@ -8,7 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
-from control_plane.scaling.model import Cause, FleetBudget, PoolPlan, PoolState, ScalingReason
+from control_plane.scaling.model import (
+    PREFILL,
+    Cause,
+    FleetBudget,
+    PoolPlan,
+    PoolState,
+    ScalingReason,
+)
+from control_plane.scaling.roles import both_served, least_of
 
 UNPLACED_S = 600.0  # seconds after which replicas without a node stop using budget
 
@@ -63,7 +71,8 @@ def within(
     receive further replicas one by one, the least served pool first. Replicas that have been
     without a node for ten minutes use no budget.
     """
-    fixed = {key: state.settings.rollout_replicas for key, state in pools.items()}
+    fixed = {key: _fixed(key, pools, plans) for key in pools}
+    least = {key: least_of(state, pools, plans) for key, state in pools.items()}
     asked = {key: max(fixed[key], placeable(pools[key], it)) for key, it in plans.items()}
     accelerators, price = cost_of(pools, asked)
     if accelerators <= budget.accelerators and price <= budget.price:
@@ -72,7 +81,7 @@ def within(
         key: max(fixed[key], min(pools[key].facts.ready, want)) for key, want in asked.items()
     }
     accelerators, price = cost_of(pools, granted)
-    queue = [_turn(key, granted[key], pools[key], asked[key]) for key in asked]
+    queue = [_turn(key, granted[key], least[key], asked[key]) for key in asked]
     heapify(queue)
     while queue:
         _, key = heappop(queue)
@@ -84,7 +93,8 @@ def within(
             continue
         accelerators, price = after
         granted[key] += 1
-        heappush(queue, _turn(key, granted[key], pools[key], asked[key]))
+        heappush(queue, _turn(key, granted[key], least[key], asked[key]))
+    granted = both_served(pools, granted)
     return {key: _cut(decided, asked[key], granted[key]) for key, decided in plans.items()}
 
 
@@ -104,14 +114,26 @@ def placeable(state: PoolState, decided: PoolPlan) -> int:
     return decided.wanted
 
 
-def _turn(key: str, granted: int, state: PoolState, asked: int) -> tuple[tuple[bool, float], str]:
+def _fixed(key: str, pools: Mapping[str, PoolState], plans: Mapping[str, PoolPlan]) -> int:
+    """Return the replicas of rollouts, of which a role of a pool has its planned part."""
+    state = pools[key]
+    needed = state.settings.rollout_replicas
+    if state.role == PREFILL:
+        return min(needed, plans[key].wanted)
+    return max(0, needed - plans[state.partner].wanted) if state.role else needed
+
+
+def _turn(key: str, granted: int, least: int, asked: int) -> tuple[tuple[bool, float], str]:
     """Return a pool's sort key for replicas of the budget. Pools below their minimum are first."""
-    return (granted >= state.settings.replicas_min, granted / max(asked, 1)), key
+    return (granted >= least, granted / max(asked, 1)), key
 
 
 def _cut(decided: PoolPlan, asked: int, granted: int) -> PoolPlan:
-    if granted >= asked:
+    if granted == asked:
         return decided
+    if granted > asked:  # the only replica of a role, instead of one of the other role
+        reason = ScalingReason(Cause.BUDGET, granted, f"the budget leaves {granted} of each role")
+        return replace(decided, wanted=granted, reasons=(*decided.reasons, reason))
     reason = ScalingReason(Cause.BUDGET, granted, f"the budget leaves {granted} of {asked}")
     warning = f"the budget leaves {granted} of {asked} replicas: raise it, or lower other pools"
     return replace(

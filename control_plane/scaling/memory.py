@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from control_plane.scaling.demand import DemandHistory
-from control_plane.scaling.model import BOOT_PRIOR_S, PoolFacts, PoolState, ScalingSettings
+from control_plane.scaling.model import (
+    BOOT_PRIOR_S,
+    PREFILL,
+    PoolFacts,
+    PoolState,
+    ScalingSettings,
+)
 from control_plane.scaling.work import CellWork, PoolSpeed, Seen, Sums, news
 
 _ABSENT_LOOKS = 4.0  # intervals without a round, after which earlier decisions count as unknown
@@ -42,6 +48,7 @@ class Memory:
         came_s: Seconds between the last two rounds.
         slept: Planned number of sleeping replicas at the last round.
         woken_at: Time of the round that first saw the last wake, or 0 if there was none.
+        role: Role whose work the history counts, or empty for the work of the whole pool.
     """
 
     history: DemandHistory = field(default_factory=DemandHistory)
@@ -58,6 +65,7 @@ class Memory:
     came_s: float = 0.0
     slept: int = 0
     woken_at: float = 0.0
+    role: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as JSON, to be read by `from_json`."""
@@ -72,8 +80,17 @@ class Memory:
         }
 
     @classmethod
-    def from_json(cls, kept: Mapping[str, Any], bucket_s: float) -> "Memory":
-        """Return a stored record. An empty document is read as a new record."""
+    def from_json(cls, kept: Mapping[str, Any], bucket_s: float, role: str = "") -> "Memory":
+        """Return a stored record. An empty document is read as a new record.
+
+        The history of another role has other work, so only its boot times are restored.
+        """
+        if role == PREFILL:
+            kept = kept.get(PREFILL, {"role": "", "boots_s": kept.get("boots_s", ())})
+        if kept.get("role", "") != role:
+            return cls(
+                DemandHistory(bucket_s=bucket_s), boots_s=list(kept.get("boots_s", ())), role=role
+            )
         found = cls(DemandHistory.from_json(kept.get("history", {}), bucket_s))
         if (seen := kept.get("seen")) is not None:
             found.seen = {key: (epoch, _sums(rows)) for key, (epoch, rows) in seen.items()}
@@ -88,7 +105,7 @@ class Memory:
 
 _PLAIN = (
     *("asks", "boots_s", "boots", "known_since", "demand_at", "looked_at"),
-    *("observes_until", "missing_since", "came_s", "slept", "woken_at"),
+    *("observes_until", "missing_since", "came_s", "slept", "woken_at", "role"),
 )
 
 
@@ -146,12 +163,13 @@ def look(
     """Update the record by the observations of a round, and return the input of `plan`.
 
     Args:
-        memory: Record of the pool, which this function changes.
+        memory: Record of the pool or of one of its roles, which this function changes.
         sight: Observations of this round.
         settings: Settings of the pool.
         speed: Speed of the pool's replicas, or None before the first measurement.
         now: Time of the round.
     """
+    speed = None if speed is None else speed.of_role(memory.role)
     interval_s = memory.history.bucket_s
     since_s = now - memory.looked_at
     if since_s > _ABSENT_LOOKS * interval_s:
@@ -184,6 +202,7 @@ def look(
         boots=memory.boots,
         slept=memory.slept,
         woken_at=memory.woken_at,
+        role=memory.role,
     )
     state.note_sleepers(sight.asleep if sight.sleepers is None else sight.sleepers, now)
     memory.slept, memory.woken_at = state.slept, state.woken_at

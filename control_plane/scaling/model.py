@@ -69,6 +69,9 @@ class ScalingSettings:
         sleepers_min: Least number of sleeping replicas while demand does not need them.
         rollout_replicas: Replicas that rollouts need. The pool has at least this number, whatever
             the plan is.
+        pin_prefill: Number of the pinned replicas that only prefill, or None if demand decides.
+        role_min: Least number of replicas of one role, in a pool with roles that serves.
+        role_max: Greatest number of replicas of one role, or None if only the pool is bounded.
     """
 
     replicas_min: int = 1
@@ -84,6 +87,9 @@ class ScalingSettings:
     sleepers_share: float = 0.0
     sleepers_min: int = 0
     rollout_replicas: int = 0
+    pin_prefill: int | None = None
+    role_min: int = 1
+    role_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +152,16 @@ class PoolFacts:
         return there if self.planned is None else self.planned
 
 
+PREFILL, DECODE = "prefill", "decode"
+
+
 @dataclass(slots=True)
 class PoolState:
-    """The input of `plan` for one pool.
+    """The input of `plan` for one pool, or for one role of a pool with roles.
 
     Attributes:
-        settings: Operators' settings.
+        settings: Operators' settings. Both roles of a pool have the pool's settings, which bound
+            the sum of the two numbers.
         facts: Observed facts.
         history: The pool's recorded demand.
         asks: Pairs (time, replicas that demand needed) of earlier plans, the oldest first.
@@ -164,6 +174,9 @@ class PoolState:
         woken_at: Time of the round that first saw the last wake of a sleeping replica.
         others: Other pools that serve a model of this pool, the cheapest first. Each id is paired
             with the pool's work-seconds for one work-second of this pool.
+        role: Role of the replicas, or empty if the pool has no roles. Replicas with the role DECODE
+            may compute prompts, too.
+        partner: Key of the pool's other role, or empty without roles.
     """
 
     settings: ScalingSettings
@@ -177,6 +190,23 @@ class PoolState:
     boots: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     slept: int = 0
     woken_at: float = float("-inf")
+    role: str = ""
+    partner: str = ""
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Least and greatest number of replicas of this pool or role, if it is not idle."""
+        settings = self.settings
+        low, high = settings.replicas_min, max(settings.replicas_min, settings.replicas_max)
+        if not self.role:
+            return low, high
+        most = high - 1 if settings.role_max is None else min(settings.role_max, high - 1)
+        most = max(1, most)
+        return min(settings.role_min, most), most
+
+    def is_pinned(self, now: float) -> bool:
+        """Return whether an operator's number is in effect."""
+        return self.settings.pin is not None and now < self.settings.pin_until
 
     def note_sleepers(self, asleep: int, now: float) -> None:
         """Record the planned number of sleeping replicas. A decrease counts as a wake."""
@@ -218,6 +248,12 @@ class PoolPlan:
     reasons: tuple[ScalingReason, ...]
     warnings: tuple[str, ...] = ()
     asleep: int = 0
+
+    @property
+    def decisive(self) -> ScalingReason:
+        """The last reason whose number of replicas is the wanted number."""
+        found = (it for it in reversed(self.reasons) if it.replicas == self.wanted)
+        return next(found, self.reasons[-1])
 
 
 @dataclass(frozen=True, slots=True)

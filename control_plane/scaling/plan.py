@@ -25,6 +25,7 @@ from control_plane.scaling.model import (
     PoolState,
     ScalingReason,
 )
+from control_plane.scaling.roles import joined, queued_once
 from control_plane.scaling.sharing import shared
 
 _UTILISATION = 0.97  # share of a replica's time that can be used before a queue forms
@@ -45,16 +46,17 @@ _DAY_SLOTS = 96  # Quarter-hours of one day. The busiest decides the number of s
 
 
 def plan(pools: Mapping[str, PoolState], budget: FleetBudget, now: float) -> dict[str, PoolPlan]:
-    """Return the number of replicas of each pool, with its reasons.
+    """Return the number of replicas of each pool and role, with its reasons.
 
     Args:
-        pools: All scaled pools by id.
+        pools: All scaled pools, and both roles of each pool with roles, by key.
         budget: Bounds over all scaled pools together.
         now: Seconds of a monotonic clock.
     """
+    pools = queued_once(pools)
     alone = {key: _plan_pool(state, now) for key, state in pools.items()}
     plans = shared(pools, alone, placeable)
-    bounded = within(budget, pools, plans)
+    bounded = within(budget, pools, joined(pools, plans, now))
     return _with_sleepers(budget, pools, bounded, now)
 
 
@@ -66,7 +68,7 @@ def urgent(state: PoolState, now: float) -> int:
         now: Time on the clock of `plan`.
     """
     settings, facts = state.settings, state.facts
-    is_by_hand = settings.is_paused or (settings.pin is not None and now < settings.pin_until)
+    is_by_hand = settings.is_paused or state.is_pinned(now)
     waits = facts.backlog_work_s
     if is_by_hand or not facts.asleep or waits <= facts.ready * _BACKLOG_S:
         return 0
@@ -104,7 +106,7 @@ def _plan_pool(state: PoolState, now: float) -> PoolPlan:
     have = facts.have
     reasons, ask = _demand_reasons(state, now)
     warnings = _warnings(state)
-    if settings.pin is not None and now < settings.pin_until:
+    if settings.pin is not None and state.is_pinned(now) and not state.role:
         text = f"an operator set {settings.pin}"
         return PoolPlan(
             settings.pin, ask, (*reasons, ScalingReason(Cause.PIN, settings.pin, text)), warnings
@@ -219,15 +221,16 @@ def _hold_s(state: PoolState) -> float:
 def _bounded(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason]) -> int:
     """Return the number of replicas within the bounds of the pool's own settings."""
     settings, facts = state.settings, state.facts
-    low, high = settings.replicas_min, max(settings.replicas_min, settings.replicas_max)
+    low, high = state.bounds
     if wanted > high:
         reasons.append(ScalingReason(Cause.MAXIMUM, high, f"at most {high}"))
         return high
     is_idle = facts.backlog_work_s <= 0 and now - state.demand_at >= settings.idle_s
-    least = low if low or is_idle else 1
+    may_be_idle = not settings.replicas_min
+    least = 0 if may_be_idle and is_idle else max(low, int(may_be_idle))
     if wanted < least:
-        text = f"at least {low}" if low else f"idle for less than {settings.idle_s:.0f} s"
-        reasons.append(ScalingReason(Cause.MINIMUM if low else Cause.IDLE, least, text))
+        text = f"idle for less than {settings.idle_s:.0f} s" if may_be_idle else f"at least {low}"
+        reasons.append(ScalingReason(Cause.IDLE if may_be_idle else Cause.MINIMUM, least, text))
         return least
     return wanted
 

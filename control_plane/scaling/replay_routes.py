@@ -135,6 +135,9 @@ class ReplayRoutes:
             found = await repository.scaled_pools(connection, 2 * self._interval_s, [key])
             if not found:
                 raise missing_bounds(key)
+            if found[0].role:
+                message = f"pool {key} has roles: a replay knows only replicas that do both"
+                raise PlatformError(ErrorCode.CONFLICT, message)
             return (await look_at(connection, self._interval_s, found))[0]
 
         return await self._database.run(work)

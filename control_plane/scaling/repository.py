@@ -1,4 +1,4 @@
-"""Reads and writes the rows of scaling, which are reports, observations of pools, and decisions."""
+"""Reads and writes the rows of scaling, which are reports, observations of pools, and speeds."""
 
 import hashlib
 import json
@@ -7,18 +7,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Float, cast, exists, func, or_, select, tuple_, update
+from sqlalchemy import Float, cast, exists, func, or_, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
 from control_plane.fleet.hours_tables import replica_intervals
-from control_plane.fleet.model import ReplicaState
+from control_plane.fleet.model import Pool, ReplicaState, role_targets
 from control_plane.fleet.moves_tables import replica_moves
 from control_plane.scaling.budget import FixedPool, left_of, price_of
 from control_plane.scaling.fluid import TTFT_OBJECTIVE_S
 from control_plane.scaling.memory import PoolSight
-from control_plane.scaling.model import FleetBudget, PoolPlan, ScalingSettings
+from control_plane.scaling.model import DECODE, PREFILL, FleetBudget, ScalingSettings
+from control_plane.scaling.roles import key_of
 from control_plane.scaling.tables import (
     actuator_asks,
     cell_demands,
@@ -26,7 +27,6 @@ from control_plane.scaling.tables import (
     pool_scaling_states,
     pool_scalings,
     scaling_budgets,
-    scaling_changes,
 )
 from control_plane.scaling.work import PoolSpeed, restored
 from sluice.deadlines import admission_ms
@@ -47,7 +47,7 @@ BUDGET = "fleet"  # id of the only row of the table `scaling_budgets`
 
 @dataclass(frozen=True, slots=True)
 class ScaledPool:
-    """A pool that has bounds for scaling.
+    """A pool that has bounds for scaling, or one role of such a pool.
 
     Attributes:
         settings: Operators' settings. Minimum and maximum are raised to the replicas that rollouts
@@ -60,6 +60,7 @@ class ScaledPool:
         sight: Present observations of the pool.
         sleepers: Number of sleeping replicas of the last plan.
         ask_warning: Warning about the pool's actuator, or an empty text.
+        role: Role of the counted replicas, or empty if the pool has no roles.
     """
 
     id: str
@@ -72,6 +73,18 @@ class ScaledPool:
     sight: PoolSight
     sleepers: int = 0
     ask_warning: str = ""
+    role: str = ""
+
+    @property
+    def key(self) -> str:
+        """Key of the pool or role in `plan`."""
+        return key_of(self.id, self.role)
+
+    @property
+    def partner(self) -> str:
+        """Key of the pool's other role, or empty without roles."""
+        others = {PREFILL: DECODE, DECODE: PREFILL}
+        return key_of(self.id, others[self.role]) if self.role else ""
 
 
 # --- observations ------------------------------------------------------------------------------
@@ -85,7 +98,7 @@ async def clock_s(connection: AsyncConnection) -> float:
 async def scaled_pools(
     connection: AsyncConnection, fresh_s: float, pool_ids: Collection[str] | None = None
 ) -> list[ScaledPool]:
-    """Return the present state of pools that have bounds.
+    """Return the present state of pools that have bounds, with two entries for a pool with roles.
 
     Args:
         connection: Connection for the reads.
@@ -102,7 +115,8 @@ async def scaled_pools(
         select(
             *(p.id, p.base_digest, p.engine, p.engine_options, p.needs, p.replicas_wanted),
             *(p.scaled_replicas, p.rollout_replicas, *s, kept.memory, said.unplaced),
-            *(p.scaled_sleepers, actuator_asks.c.warning),
+            *(p.scaled_sleepers, p.scaled_prefill, p.roles.label("pool_roles")),
+            actuator_asks.c.warning,
             (_epoch(s.pin_until)).label("pin_until_s"),
             _accelerator_price().label("accelerator_price"),
             _epoch(func.now() - said.since).label("unplaced_s"),
@@ -120,15 +134,31 @@ async def scaled_pools(
     if not ids:
         return []
     seen = await _PoolRows.read(connection, ids, fresh_s)
-    return [_scaled_pool(row, seen) for row in rows]
+    return [
+        _scaled_pool(row, seen, role)
+        for row in rows
+        for role in ((PREFILL, DECODE) if row["pool_roles"].get(PREFILL) else ("",))
+    ]
 
 
-def _scaled_pool(row: Mapping[Any, Any], seen: "_PoolRows") -> ScaledPool:
-    key = row["id"]
-    needs, options = row["needs"], row["engine_options"]
+def _part(row: Mapping[Any, Any], replicas: int, role: str) -> int:
+    """Return the part of a pool's replicas that a role has."""
+    if not role:
+        return replicas
+    roles, prefill = row["pool_roles"], row["scaled_prefill"]
+    if prefill is None:
+        pool = Pool("", "", replicas, prefill=roles[PREFILL], decode=roles.get(DECODE, 0))
+        prefill, _ = role_targets(pool, replicas)
+    prefill = min(prefill, replicas)
+    return prefill if role == PREFILL else replicas - prefill
+
+
+def _settings_of(row: Mapping[Any, Any], role: str) -> ScalingSettings:
+    """Return the settings of a pool, or of one of its roles, whose replicas never sleep."""
     floor = row["rollout_replicas"] or 0
-    accelerators = needs.get("accelerators", 0)
-    settings = ScalingSettings(
+    accelerators = row["needs"].get("accelerators", 0)
+    own = row["roles"].get(role, {})
+    return ScalingSettings(
         replicas_min=max(row["replicas_min"], floor),
         replicas_max=max(row["replicas_max"], floor),
         minute_worth=row["minute_worth"],
@@ -139,39 +169,51 @@ def _scaled_pool(row: Mapping[Any, Any], seen: "_PoolRows") -> ScaledPool:
         pin_until=float("inf") if row["pin_until_s"] is None else float(row["pin_until_s"]),
         is_paused=row["is_paused"],
         hold_s=row["hold_s"],
-        sleepers_share=row["sleepers_share"],
-        sleepers_min=row["sleepers_min"],
+        sleepers_share=0.0 if role else row["sleepers_share"],
+        sleepers_min=0 if role else row["sleepers_min"],
         rollout_replicas=floor,
+        pin_prefill=row["pin_prefill"],
+        role_min=own.get("replicas_min", 1),
+        role_max=own.get("replicas_max"),
     )
-    planned = row["scaled_replicas"]
+
+
+def _scaled_pool(row: Mapping[Any, Any], seen: "_PoolRows", role: str) -> ScaledPool:
+    key = row["id"]
+    scaled = row["scaled_replicas"]
+    planned = _part(row, row["replicas_wanted"] if scaled is None else scaled, role)
+    ready, booting = seen.replicas[key, role, "ready"], seen.replicas[key, role, "booting"]
+    unplaced = row["unplaced"] or 0
     sight = PoolSight(
         seen.reports.get(key, ()),
         seen.fresh,
         seen.unheard[key],
-        ready=seen.replicas[key, "ready"],
-        booting=seen.replicas[key, "booting"],
+        ready=ready,
+        booting=booting,
         booted_s=seen.booted_s.get(key, ()),
-        planned=row["replicas_wanted"] if planned is None else planned,
-        unplaced=row["unplaced"] or 0,
+        planned=planned,
+        unplaced=min(unplaced, max(0, planned - ready - booting)) if role else unplaced,
         unplaced_s=float(row["unplaced_s"] or 0.0),
         objective_s=seen.objective_s,
-        asleep=seen.replicas[key, "asleep"],
+        asleep=seen.replicas[key, role, "asleep"],
         sleepers=row["scaled_sleepers"],
         deferrable_s=seen.deferrable_s,
     )
-    configuration = json.dumps([row["engine"], options], sort_keys=True).encode()
+    kept = [row["engine"], row["engine_options"]]
+    configuration = json.dumps(kept, sort_keys=True).encode()
     kind = (row["base_digest"], seen.hardware.get(key, ""))
     return ScaledPool(
         key,
-        settings,
+        _settings_of(row, role),
         row["is_on"],
         row["memory"] or {},
         (*kind, hashlib.sha256(configuration).hexdigest()[:16]),
-        row["replicas_wanted"],
-        planned,
+        _part(row, row["replicas_wanted"], role),
+        None if scaled is None else planned,
         sight,
         row["scaled_sleepers"],
         (row["warning"] or "") if row["is_on"] else "",
+        role,
     )
 
 
@@ -182,7 +224,7 @@ class _PoolRows:
     reports: dict[str, list[Any]]
     fresh: frozenset[str]
     unheard: Counter[str]
-    replicas: Counter[tuple[str, str]]
+    replicas: Counter[tuple[str, str, str]]
     booted_s: dict[str, list[float]]
     hardware: dict[str, str]
     objective_s: dict[int, float]
@@ -235,16 +277,23 @@ async def _reports(
     return reports, frozenset(fresh), unheard
 
 
-async def _replicas(connection: AsyncConnection, ids: Sequence[str]) -> Counter[tuple[str, str]]:
+async def _replicas(
+    connection: AsyncConnection, ids: Sequence[str]
+) -> Counter[tuple[str, str, str]]:
+    """Return the numbers of replicas by pool, role and kind.
+
+    Each replica counts for its pool with the role "", too.
+    """
     r = tables.replicas.c
     states = (ReplicaState.READY, ReplicaState.STARTING, ReplicaState.SLEEPING)
-    kind = (r.pool_id, r.state, r.sleeps)
+    kind = (r.pool_id, r.role, r.state, r.sleeps)
     query = select(*kind, func.count()).where(
         r.pool_id.in_(ids), ~r.is_draining, r.state.in_([int(it) for it in states])
     )
-    found: Counter[tuple[str, str]] = Counter()
-    for pool_id, state, sleeps, count in await connection.execute(query.group_by(*kind)):
-        found[pool_id, _kind_of(state, sleeps=sleeps)] += count
+    found: Counter[tuple[str, str, str]] = Counter()
+    for pool_id, role, state, sleeps, count in await connection.execute(query.group_by(*kind)):
+        for of in ("", PREFILL if role == PREFILL else DECODE):
+            found[pool_id, of, _kind_of(state, sleeps=sleeps)] += count
     return found
 
 
@@ -404,62 +453,6 @@ async def write_speeds(
         await connection.execute(
             query.on_conflict_do_update(index_elements=list(kind), set_=values)
         )
-
-
-# --- decisions ---------------------------------------------------------------------------------
-
-
-async def write_decision(
-    connection: AsyncConnection,
-    pool: ScaledPool,
-    memory: Mapping[str, Any],
-    decision: Mapping[str, Any],
-) -> None:
-    """Store the record of a pool and the decision of a round."""
-    values = {"memory": memory, "decision": decision, "decided_at": func.now()}
-    query = insert(pool_scaling_states).values(pool_id=pool.id, **values)
-    await connection.execute(query.on_conflict_do_update(index_elements=["pool_id"], set_=values))
-
-
-async def write_number(connection: AsyncConnection, pool: ScaledPool, decided: PoolPlan) -> bool:
-    """Set the decided number of replicas of a pool. Return whether the number changed."""
-    before = pool.hand if pool.scaled is None else pool.scaled
-    p = tables.pools.c
-    is_other = or_(
-        p.scaled_replicas.is_distinct_from(decided.wanted), p.scaled_sleepers != decided.asleep
-    )
-    changed = update(tables.pools).where(p.id == pool.id, is_other)
-    await connection.execute(
-        changed.values(scaled_replicas=decided.wanted, scaled_sleepers=decided.asleep)
-    )
-    if before == decided.wanted:
-        return False
-    last = decided.reasons[-1]
-    await connection.execute(
-        insert(scaling_changes).values(
-            pool_id=pool.id,
-            before=before,
-            after=decided.wanted,
-            cause=str(decisive(decided).cause),
-            text="; ".join(reason.text for reason in decided.reasons)[:2000] or last.text,
-        )
-    )
-    return True
-
-
-def decisive(decided: PoolPlan) -> Any:
-    """Return the last reason whose number of replicas is the wanted number."""
-    reasons = decided.reasons
-    return next((it for it in reversed(reasons) if it.replicas == decided.wanted), reasons[-1])
-
-
-async def release_numbers(connection: AsyncConnection) -> None:
-    """Restore the operators' numbers of replicas in pools that are no longer scaled."""
-    p, s = tables.pools.c, pool_scalings.c
-    is_scaled = select(s.pool_id).where(s.pool_id == p.id, s.is_on).exists()
-    held = or_(p.scaled_replicas.is_not(None), p.scaled_sleepers > 0)
-    query = update(tables.pools).where(held, ~is_scaled)
-    await connection.execute(query.values(scaled_replicas=None, scaled_sleepers=0))
 
 
 def _epoch(column: Any) -> Any:

@@ -22,8 +22,9 @@ from control_plane.http.routes import ACTOR, AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.scaling import repository
 from control_plane.scaling.bodies import ScalingBody, ScalingBudgetBody, ScalingPinBody
+from control_plane.scaling.decision import by_pool, decision_of
 from control_plane.scaling.queries import ONE, PLAN_FIELDS, bounds_of, missing_bounds
-from control_plane.scaling.service import decision_of, look_at
+from control_plane.scaling.service import look_at
 from control_plane.scaling.tables import (
     actuator_asks,
     pool_scaling_states,
@@ -40,12 +41,19 @@ _KIND = "scaling"
 _SLEEPERS_SHARE = 0.05  # default of `sleepers_share` if the engine can sleep
 _READ, _WRITE = Action.READ_PLATFORM, Action.WRITE_FLEET
 _SETTINGS = tuple(ScalingBody.model_fields)
-_BY_HAND = ("is_paused", "pin", "pin_until", "pinned_by")
+_BY_HAND = ("is_paused", "pin", "pin_prefill", "pin_until", "pinned_by")
+_NO_HAND: Values = {
+    "is_paused": False,
+    "pin": None,
+    "pin_prefill": None,
+    "pin_until": None,
+    "pinned_by": "",
+}
 _SHOWN = ("pool_id", *_SETTINGS, *_BY_HAND)
 _TYPES = {
     "is_paused": describe.BOOLEAN,
     "sleepers_share": describe.NUMBER,
-    "pin": describe.nullable(describe.INTEGER),
+    **dict.fromkeys(("pin", "pin_prefill"), describe.nullable(describe.INTEGER)),
     "pin_until": describe.nullable(describe.TEXT),
 }
 _DECISION: dict[str, Any] = {
@@ -59,10 +67,11 @@ _DECISION: dict[str, Any] = {
     "warnings": describe.TEXTS,
     "speed": describe.OBJECT,  # empty before the first measurement
     "tiers": describe.OBJECT,
+    "role_decisions": describe.OBJECT,  # empty without roles
     "decided_at": describe.nullable(describe.TEXT),
 }
 _LISTED = ("pool_id", *_SETTINGS, *_BY_HAND, *_DECISION)
-_CHANGE = ("id", "pool_id", "changed_at", "before", "after", "cause", "text")
+_CHANGE = ("id", "pool_id", "changed_at", "role", "before", "after", "cause", "text")
 _BUDGET = tuple(ScalingBudgetBody.model_fields)
 
 Set = Callable[[Write, str, Values], Awaitable[Values]]
@@ -192,8 +201,8 @@ class ScalingRoutes:
                 for it in found
             ]
             looked = await look_at(connection, self._interval_s, pools_then)
-            one = next(it for it in looked if it.pool.id == key)
-            return {"pool_id": key, **decision_of(one), "decided_at": None}
+            group = next(it for it in by_pool(looked) if it[0].pool.id == key)
+            return {"pool_id": key, **decision_of(group), "decided_at": None}
 
         return shown(request, await self._database.run(work))
 
@@ -264,10 +273,14 @@ class ScalingRoutes:
         """Set the number of replicas by hand."""
         body = await read_body(request, ScalingPinBody)
 
-        async def pinned(write: Write, _: str, before: Values) -> Values:
+        async def pinned(write: Write, key: str, before: Values) -> Values:
             until = datetime.now(UTC) + timedelta(seconds=body.for_s) if body.for_s else None
             by = write.request[ACTOR].id
-            return before | {"pin": body.replicas, "pin_until": until, "pinned_by": by}
+            if body.prefill is not None and not await _has_prefill(write, key):
+                message = f"pool {key} has no role prefill: set its roles, or pin without prefill"
+                raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="prefill")
+            number: Values = {"pin": body.replicas, "pin_prefill": body.prefill}
+            return before | number | {"pin_until": until, "pinned_by": by}
 
         return await self._set(request, pinned)
 
@@ -283,7 +296,7 @@ class ScalingRoutes:
         """Resume scaling of a pool, and remove a number set by hand."""
 
         async def resumed(_: Write, __: str, before: Values) -> Values:
-            return before | {"is_paused": False, "pin": None, "pin_until": None, "pinned_by": ""}
+            return before | _NO_HAND
 
         return await self._set(request, resumed)
 
@@ -317,8 +330,7 @@ class ScalingRoutes:
                 raise missing_bounds(key)
             before = None if row is None else _settings(row)
             write.check(before)
-            start: Values = {"is_paused": False, "pin": None, "pin_until": None, "pinned_by": ""}
-            made = await change(write, key, {"pool_id": key} | (start if row is None else row))
+            made = await change(write, key, {"pool_id": key} | (_NO_HAND if row is None else row))
             values = {name: made[name] for name in (*_SETTINGS, *_BY_HAND)}
             query = insert(pool_scalings).values(pool_id=key, **values)
             await write.connection.execute(
@@ -353,11 +365,19 @@ async def _why_awake(write: Write, key: str) -> str:
     return ""
 
 
+async def _has_prefill(write: Write, key: str) -> bool:
+    row = await first(write.connection, select(pools.c.roles).where(pools.c.id == key))
+    return row is not None and bool(row["roles"].get("prefill"))
+
+
 async def _keep_number(write: Write, key: str) -> None:
     """Store the present number of replicas as the operators' number, which then applies."""
     query = update(pools).where(pools.c.id == key, pools.c.scaled_replicas.is_not(None))
     kept = query.values(
-        replicas_wanted=pools.c.scaled_replicas, scaled_replicas=None, scaled_sleepers=0
+        replicas_wanted=pools.c.scaled_replicas,
+        scaled_replicas=None,
+        scaled_sleepers=0,
+        scaled_prefill=None,
     )
     await write.connection.execute(kept)
 
@@ -371,6 +391,7 @@ def _settings(row: Values) -> Values:
 def _listed(row: Values) -> Values:
     decision: Values = dict.fromkeys(_DECISION)
     decision |= {"reasons": [], "warnings": [], "tiers": {}, "speed": {}, "cause": ""}
+    decision |= {"role_decisions": {}}
     decision |= dict.fromkeys(("wanted", "ready", "booting", "asleep", "sleepers"), 0)
     numbers = (
         "demand",

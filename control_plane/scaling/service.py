@@ -12,9 +12,8 @@ or not it leads. It locks the row of the lease like a round.
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import structlog
 from sqlalchemy.exc import DBAPIError
@@ -24,9 +23,22 @@ from control_plane.budgets.repository import hold_lease, lock_lease
 from control_plane.database import Database, DatabaseDownError
 from control_plane.scaling import consolidation, moves_repository, reports, repository
 from control_plane.scaling.asking import NodeAsking
+from control_plane.scaling.decision import (
+    Looked,
+    by_pool,
+    decision_of,
+    memory_of,
+    shown,
+)
+from control_plane.scaling.decision_repository import (
+    release_numbers,
+    write_decision,
+    write_numbers,
+)
 from control_plane.scaling.memory import EFFECT_FACTOR, Memory, look, without_effect_s
 from control_plane.scaling.minutes import PoolMinute, minute_of, write_minute
 from control_plane.scaling.model import (
+    PREFILL,
     Cause,
     FleetBudget,
     PoolPlan,
@@ -38,6 +50,7 @@ from control_plane.scaling.moving import MovablePool, MoveNews, Moving
 from control_plane.scaling.nodes import NodesAsk
 from control_plane.scaling.plan import plan, remember, urgent
 from control_plane.scaling.repository import ScaledPool
+from control_plane.scaling.roles import key_of
 from control_plane.scaling.sharing import others_of
 from control_plane.scaling.work import CELLS_MAX, PoolSpeed, checked, told_speed
 from control_plane.work_poll import MayHaveWork, unknown
@@ -57,25 +70,6 @@ _PRUNE_LOOKS = 40
 _WAKE_GAP_S = 0.1  # least seconds between two checks for work that waits for sleeping replicas
 _WAKE_RETRY_S = 1.0
 _UNPRICED_NAMED = 5  # most pools without a price that a warning names
-
-
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """A pool with the result of a scaling round.
-
-    Attributes:
-        speed: Speed of the pool's replicas, or None before the first measurement.
-        is_measured: Whether the speed was measured recently.
-        late_s: Seconds by which the pool's actuator is late (`without_effect_s`), or 0.
-    """
-
-    pool: ScaledPool
-    memory: Memory
-    state: PoolState
-    speed: PoolSpeed | None
-    is_measured: bool
-    decided: PoolPlan
-    late_s: float
 
 
 class Scaling:
@@ -187,11 +181,14 @@ class Scaling:
             if any(it.scaled == it.sleepers == 0 for it in found):
                 found = None  # a first replica needs the plan for all pools under their budget
             woken: list[str] = []
-            for one in await look_at(connection, self._interval_s, found):
-                decided = _woken(one) if one.pool.id in pools and one.pool.is_on else None
-                if decided is not None:
-                    await repository.write_number(connection, one.pool, decided)
-                    woken.append(one.pool.id)
+            for group in by_pool(await look_at(connection, self._interval_s, found)):
+                pool = group[0].pool
+                if pool.id not in pools or not pool.is_on:
+                    continue
+                if any(_woken(one) for one in group):
+                    numbers = [(one.pool, _woken(one) or one.decided) for one in group]
+                    await write_numbers(connection, numbers)
+                    woken.append(pool.id)
             return woken
 
         for pool_id in await self._database.run(work, deadline_s=_DEADLINE_S):
@@ -205,7 +202,7 @@ class Scaling:
         """
         looked, asks, moves = await self._database.run(self._look, deadline_s=_DEADLINE_S)
         self._asking.offer(asks)
-        self._show({one.pool.id: _shown(one) for one in looked})
+        self._show({group[0].pool.id: shown(group) for group in by_pool(looked)})
         self._log_changes(looked)
         for move in moves:
             self._count_move(move.result)
@@ -241,7 +238,7 @@ class Scaling:
         self._looks += 1
         if self._looks % _PRUNE_LOOKS == 1:
             await reports.forget_demands(connection)
-        await repository.release_numbers(connection)
+        await release_numbers(connection)
         looked = await look_at(connection, self._interval_s)
         measured = {it.pool.speed_key: it.speed for it in looked if it.is_measured and it.speed}
         await repository.write_speeds(connection, measured)
@@ -249,19 +246,21 @@ class Scaling:
         for one in looked:
             remember(one.state, one.decided, one.memory.looked_at)
             one.memory.demand_at = one.state.demand_at
-            decision = decision_of(one)
-            if move is not None and move.pool_id == one.pool.id:
+        for group in by_pool(looked):
+            pool, decision = group[0].pool, decision_of(group)
+            if move is not None and move.pool_id == pool.id:
                 told = {"cause": moves_repository.CAUSE, "replicas": decision["wanted"]}
                 decision["reasons"].append(told | {"text": move.why})
-            await repository.write_decision(connection, one.pool, one.memory.as_json(), decision)
-            if one.pool.is_on:
-                await repository.write_number(connection, one.pool, one.decided)
+            await write_decision(connection, pool.id, memory_of(group), decision)
+            if pool.is_on:
+                await write_numbers(connection, [(one.pool, one.decided) for one in group])
         await self._write_minute(connection, looked)
         # Surplus nodes are written in the same transaction as the numbers of replicas. Otherwise
         # the fleet would drain replicas on nodes that stay.
         boots_s = {it.pool.id: it.state.boot_s(1.0) for it in looked}
         asks = await self._asking.look(connection, boots_s)
-        movable = {it.pool.id: _movable(it) for it in looked if it.pool.is_on}
+        groups = by_pool(it for it in looked if it.pool.is_on)
+        movable = {group[0].pool.id: _movable(group) for group in groups}
         return looked, asks, await self._moving.look(connection, movable)
 
     async def _write_minute(self, connection: AsyncConnection, looked: Sequence[Looked]) -> None:
@@ -271,17 +270,18 @@ class Scaling:
         minute = minute_of(looked[0].memory.looked_at)
         if minute == self._minute:
             return
-        await write_minute(connection, minute, map(_numbers, looked))
+        await write_minute(connection, minute, map(_numbers, by_pool(looked)))
         self._minute = minute
 
     def _log_changes(self, looked: Sequence[Looked]) -> None:
         for one in looked:
             before = one.pool.sight.planned
             if one.pool.is_on and before != one.decided.wanted:
-                cause = str(repository.decisive(one.decided).cause)
+                cause = str(one.decided.decisive.cause)
                 log.info(
                     "pool_scaled",
                     pool=one.pool.id,
+                    role=one.pool.role,
                     before=before,
                     after=one.decided.wanted,
                     cause=cause,
@@ -298,7 +298,7 @@ async def look_at(
     interval_s: float,
     pools: Sequence[ScaledPool] | None = None,
 ) -> list[Looked]:
-    """Read pools and plan for them, without writing.
+    """Read pools and plan for them, without writing. A pool with roles has two results.
 
     Args:
         connection: Connection for the reads.
@@ -316,13 +316,17 @@ async def look_at(
     told = _told_speeds(pools, known)
     speeds = known | told
     budget = await repository.budget(connection, [it.id for it in pools if it.is_on])
-    memories = {it.id: Memory.from_json(it.memory, interval_s) for it in pools}
+    memories = {it.key: Memory.from_json(it.memory, interval_s, it.role) for it in pools}
     states = {
-        it.id: look(memories[it.id], it.sight, it.settings, speeds.get(it.speed_key), now)
+        it.key: look(memories[it.key], it.sight, it.settings, speeds.get(it.speed_key), now)
         for it in pools
     }
+    for it in pools:
+        states[it.key].partner = it.partner
     lists = await repository.shared_pools(connection)
-    others = others_of(lists, partial(_ratio, {it.id: it for it in pools}, memories, speeds))
+    # The role DECODE has the key of its pool, and the role PREFILL its own.
+    lists += [[(key_of(pool_id, PREFILL), price) for pool_id, price in one] for one in lists]
+    others = others_of(lists, partial(_ratio, {it.key: it for it in pools}, memories, speeds))
     for key, found in others.items():
         if key in states:
             states[key].others = found
@@ -330,12 +334,12 @@ async def look_at(
     return [
         Looked(
             it,
-            memories[it.id],
-            states[it.id],
+            memories[it.key],
+            states[it.key],
             speeds.get(it.speed_key),
             it.speed_key in told,
-            plans[it.id],
-            without_effect_s(memories[it.id], states[it.id], plans[it.id].wanted, now),
+            plans[it.key],
+            without_effect_s(memories[it.key], states[it.key], plans[it.key].wanted, now),
         )
         for it in pools
     ]
@@ -350,17 +354,21 @@ def _ratio(
 ) -> float | None:
     """Return the work-seconds of another pool that replace one work-second of a pool.
 
-    The result is None if the other pool is not scaled. Before a pool's first replica has measured
-    its speed, the two speeds count as equal.
+    The result is None if the other pool is not scaled, or if only one of the pools has roles.
+    Before a pool's first replica has measured its speed, the two speeds count as equal.
     """
     if key not in pools or other not in pools or not pools[other].is_on:
+        return None
+    role = pools[key].role
+    if pools[other].role != role:
         return None
     mine, its = (speeds.get(pools[it].speed_key) for it in (key, other))
     came = memories[key].came.values()
     prompt, output = sum(it[1] for it in came), sum(it[2] for it in came)
-    if mine is None or its is None or not prompt + output:
+    if mine is None or its is None:
         return 1.0
-    return its.work_s(prompt, output) / mine.work_s(prompt, output)
+    work_s = mine.of_role(role).work_s(prompt, output)
+    return its.of_role(role).work_s(prompt, output) / work_s if work_s else 1.0
 
 
 def _woken(one: Looked) -> PoolPlan | None:
@@ -382,12 +390,11 @@ def _planned(
     pools: Sequence[ScaledPool], states: Mapping[str, PoolState], budget: FleetBudget, now: float
 ) -> dict[str, PoolPlan]:
     """Plan for scaled pools together within the budget, and for each switched-off pool alone."""
-    on = {it.id: states[it.id] for it in pools if it.is_on}
+    on = {it.key: states[it.key] for it in pools if it.is_on}
     found = {key: _with_unpriced(it, budget) for key, it in plan(on, budget, now).items()}
-    for it in pools:
-        if not it.is_on:
-            found |= plan({it.id: states[it.id]}, FleetBudget(), now)
-    return found
+    # Without a budget, each pool is planned as if it were alone.
+    off = {it.key: states[it.key] for it in pools if not it.is_on}
+    return found | plan(off, FleetBudget(), now)
 
 
 def _with_unpriced(decided: PoolPlan, budget: FleetBudget) -> PoolPlan:
@@ -409,6 +416,8 @@ def _told_speeds(
     """Return the recently measured speeds, smoothed."""
     told: dict[tuple[str, str, str], PoolSpeed] = {}
     for pool in pools:
+        if pool.role == PREFILL:
+            continue  # both roles of a pool have the same reports
         fresh = [report for report in pool.sight.reports if report.key in pool.sight.fresh]
         if (speed := told_speed(fresh)) is not None:
             before = told.get(pool.speed_key, known.get(pool.speed_key))
@@ -416,46 +425,18 @@ def _told_speeds(
     return told
 
 
-def decision_of(one: Looked) -> dict[str, Any]:
-    """Return the decision of a round as JSON, in the form of the API."""
-    facts, speed = one.state.facts, one.speed
-    forecast = one.state.history.forecast(one.state.boot_s(1.0))
-    return {
-        "wanted": one.decided.wanted,
-        "ready": facts.ready,
-        "booting": facts.booting,
-        "asleep": facts.asleep,
-        "sleepers": one.decided.asleep,
-        "cause": str(repository.decisive(one.decided).cause),
-        "reasons": [asdict(reason) for reason in one.decided.reasons],
-        "warnings": [*one.decided.warnings, *_late_warnings(one)],
-        "demand": round(forecast.now, 3),
-        "expected": round(forecast.expected, 3),
-        "base": round(forecast.base, 3),
-        "noise": round(forecast.noise, 3),
-        "backlog_work_s": round(facts.backlog_work_s, 3),
-        "boot_s": round(one.state.boot_s(1.0), 1),
-        "speed": {} if speed is None else asdict(speed),
-        "tiers": {str(it): list(sums) for it, sums in sorted(one.memory.came.items())},
-        "tiers_s": round(one.memory.came_s, 3),
-        "late_s": round(one.late_s, 1),
-    }
+def _movable(group: Sequence[Looked]) -> MovablePool:
+    """Return the facts of a pool, or of both of its roles, that moves of its replicas need."""
+    found = [_movable_part(one) for one in group]
+    return MovablePool(
+        sum(it.growth for it in found),
+        next((it.hindrance for it in found if it.hindrance), ""),
+        found[0].by_hand,
+        max(it.deadline_s for it in found),
+    )
 
 
-def _late_warnings(one: Looked) -> list[str]:
-    told = [one.pool.ask_warning] if one.pool.ask_warning else []
-    if not one.late_s:
-        return told
-    missing = one.decided.wanted - one.state.facts.ready
-    return [
-        *told,
-        f"{missing} replicas are wanted and not ready, {one.late_s / 60:.0f} min longer than the"
-        " longest boot: see `sluice fleet pool show` and the logs of the agents",
-    ]
-
-
-def _movable(one: Looked) -> MovablePool:
-    """Return the facts of a pool that moves of its replicas need."""
+def _movable_part(one: Looked) -> MovablePool:
     settings, decided = one.state.settings, one.decided
     hand = consolidation.by_hand(settings, one.memory.looked_at)
     refused = sum(sums[3] for sums in one.memory.came.values())
@@ -467,17 +448,13 @@ def _movable(one: Looked) -> MovablePool:
     )
 
 
-def _numbers(one: Looked) -> PoolMinute:
-    facts = one.state.facts
+def _numbers(group: Sequence[Looked]) -> PoolMinute:
+    facts = [one.state.facts for one in group]
     return PoolMinute(
-        one.pool.id,
-        one.decided.wanted,
-        facts.ready,
-        facts.booting,
-        facts.asleep,
-        one.state.history.now,
+        group[0].pool.id,
+        sum(one.decided.wanted for one in group),
+        sum(it.ready for it in facts),
+        sum(it.booting for it in facts),
+        sum(it.asleep for it in facts),
+        sum(one.state.history.now for one in group),
     )
-
-
-def _shown(one: Looked) -> Shown:
-    return Shown(one.decided.wanted, one.state.history.now, one.late_s if one.pool.is_on else 0.0)

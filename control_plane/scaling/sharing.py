@@ -80,8 +80,7 @@ def _excess(
 
 def _taken(state: PoolState, decided: PoolPlan, of: str, work: float) -> tuple[PoolPlan, float]:
     """Return a plan with the part of another pool's work that fits, and the size of the part."""
-    settings = state.settings
-    high = max(settings.replicas_min, settings.replicas_max)
+    _, high = state.bounds
     own = decided.reasons[0].replicas
     ask = max(decided.ask, own + work)
     wanted = min(high, max(decided.wanted, ceil(own + work)))

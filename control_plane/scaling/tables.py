@@ -43,6 +43,8 @@ pool_scalings = Table(
     Column("pin", Integer, CheckConstraint("pin >= 0", name="pin")),
     Column("pin_until", DateTime(timezone=True)),  # NULL if only an operator removes the pin
     words_column("pinned_by"),
+    Column("pin_prefill", Integer),  # pinned replicas that only prefill, NULL if demand decides
+    object_column("roles"),  # bounds of single roles
 )
 
 # The loop's record of a pool between two rounds (`memory`), and its last decision (`decision`).
@@ -88,6 +90,7 @@ scaling_changes = Table(
     Column("id", BigInteger, Identity(), primary_key=True),
     Column("pool_id", Text, ForeignKey("pools.id", ondelete="CASCADE"), nullable=False),
     Column("changed_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    words_column("role"),  # empty in a pool without roles
     Column("before", Integer, nullable=False),
     Column("after", Integer, nullable=False),
     Column("cause", Text, nullable=False),

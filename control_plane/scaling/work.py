@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from control_plane.scaling.model import DECODE, PREFILL
 from sluice.wire.control.v1 import control_pb2 as wire
 
 CELLS_MAX = 10_000  # largest number of cells per report
@@ -38,6 +39,14 @@ class PoolSpeed:
     def work_s(self, prompt_tokens: float, output_tokens: float) -> float:
         """Return the work, in seconds of one replica, of a number of tokens."""
         return prompt_tokens * self.prompt_token_s + output_tokens * self.output_token_s
+
+    def of_role(self, role: str) -> "PoolSpeed":
+        """Return the speed at which only the work of a role counts. An empty role does all work."""
+        if role == PREFILL:
+            return PoolSpeed(self.prompt_token_s, 0.0, self.sequences)
+        if role == DECODE:
+            return PoolSpeed(0.0, self.output_token_s, self.sequences)
+        return self
 
     def learned(self, told: "PoolSpeed") -> "PoolSpeed":
         """Return the speed averaged with another measurement."""

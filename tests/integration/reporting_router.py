@@ -23,6 +23,8 @@ class ReportingRouter:
         self.queued: dict[str, int] = {}
         self.state = wire.Objects()
         self.requests: dict[str, float] = {}
+        self.prompts: dict[str, float] = {}  # prompt tokens per second, by cell
+        self.prompt_tokens: dict[str, float] = {}
         self.number = 0
         self.intervals_ms: list[int] = []
 
@@ -36,6 +38,7 @@ class ReportingRouter:
             cell.tiers.add(
                 priority=10,
                 requests=requests,
+                prompt_tokens=int(self.prompt_tokens.get(cell_id, 0.0)),
                 output_tokens=_OUTPUT_TOKENS * requests,
                 queued=self.queued.get(cell_id, 0),
             )
@@ -58,6 +61,9 @@ class ReportingRouter:
                     for cell_id, demand in self.demand.items():
                         before = self.requests.get(cell_id, 0.0)
                         self.requests[cell_id] = before + demand * tick_s
+                    for cell_id, tokens in self.prompts.items():
+                        before = self.prompt_tokens.get(cell_id, 0.0)
+                        self.prompt_tokens[cell_id] = before + tokens * tick_s
                     try:
                         answer = await stub.ReportDemand(self.report(), timeout=5)
                         self.intervals_ms.append(answer.interval_ms)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -263,6 +264,46 @@ async def test_the_budget_over_all_pools_stands_and_is_told(
     await sluice("budget", "--unlimited")
     assert (await plane.admin.delete("/v1/pools/by-hand")).status_code == 204
     assert (await plane.admin.delete("/v1/pools/dear/scaling")).status_code == 204
+
+
+async def test_prefill_and_decode_replicas_of_a_pool_are_scaled_apart(
+    plane: ControlPlane, eventually: Eventually, sluice: Command
+) -> None:
+    roles = {"prefill": 1, "decode": 1}
+    pool = {"base_digest": DIGEST, "engine": "sim-s", "replicas_wanted": 2, "roles": roles}
+    await plane.put("pools/split", **pool)
+    await sluice("set", "split", "--min", "2", "--max", "8", "--hold", "2s", "--minute-worth", "0")
+
+    async def has(**wanted: int) -> bool:
+        rows = (await plane.admin.get("/v1/replicas", params={"pool_id": "split"})).json()["data"]
+        ready = [row["role"] for row in rows if row["state"] == "ready" and not row["is_draining"]]
+        return Counter(ready) == Counter(wanted)
+
+    async with reporting(plane.grpc_address, "router-p") as router:
+        router.demand["split-0"], router.prompts["split-0"] = 0.5, 5000.0  # each half a replica
+
+        async def is_measured() -> bool:
+            return (await _row(plane, "split"))["demand"] > 0.6
+
+        await eventually(is_measured, "demand is known")
+        assert await has(prefill=1, decode=1)
+        router.prompts["split-0"] = 25_000.0  # work of 2.5 replicas
+        await eventually(lambda: has(prefill=3, decode=1), "long prompts need prefill replicas")
+        router.prompts["split-0"], router.demand["split-0"] = 5000.0, 3.4
+        await eventually(lambda: has(prefill=1, decode=4), "long answers need decode replicas")
+        told = await sluice("explain", "split")
+        assert "decode: demand of" in told or "decode: a surge" in told
+        assert "1 prefill, 4 decode" in await sluice("status")
+        changed = json.loads(await sluice("history", "split", "--json"))
+        assert {row["role"] for row in changed} == {"prefill", "decode"}
+        await sluice("pin", "split", "5", "--prefill", "2")
+        await eventually(lambda: has(prefill=2, decode=3), "the numbers by hand are done")
+        await sluice("pin", "split", "5", "--prefill", "5", status=1)
+        await sluice("resume", "split")
+        await sluice("set", "split", "--prefill", "4,6")
+        await eventually(lambda: has(prefill=4, decode=4), "the bounds of a role are kept")
+        await sluice("replay", "split", "--max", "3", status=1)
+    assert (await plane.admin.delete("/v1/pools/split/scaling")).status_code == 204
 
 
 async def test_two_control_planes_scale_once_and_an_outage_changes_nothing(

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from router.core.fleet.replica import ReplicaBook
+from router.core.fleet.speed import Speed
+from router.core.types.plan import ReplicaRole
 from router.core.types.work import EngineSpeed
 
 
@@ -12,25 +14,38 @@ def usual_speed(
 ) -> EngineSpeed | None:
     """Return the median speed of all replicas with enough measured steps, or None if there is none.
 
+    Replicas that only prefill take few decode steps. If they have computed prompts, the speed of
+    prompts is theirs, and the other replicas have the speed of decode.
+
     Args:
         books: Records of the attached replicas.
         sequence_tokens: Mean tokens per sequence in the KV cache.
         tpot_s: Objective of the mean time per output token, in seconds.
     """
     found: list[EngineSpeed] = []
+    prefills: list[float] = []
     for book in books:
         limits, speed = book.limits, book.speed
+        if book.role is ReplicaRole.PREFILL:
+            if speed.has_prefilled:
+                prefills.append(_prompt_token_s(speed))
+            continue
         if limits is None or not speed.decode_cost.is_known:
             continue
         room = limits.kv_blocks * limits.block_tokens / max(1.0, sequence_tokens)
         sequences, output_s = speed.decode_cost.full(min(limits.sequences_max, room), tpot_s)
-        prompt_s = speed.token_mean_s + speed.decode_step_s / speed.budget
-        found.append(EngineSpeed(prompt_s, output_s, sequences, speed.decode_cost.steps))
+        steps = speed.decode_cost.steps
+        found.append(EngineSpeed(_prompt_token_s(speed), output_s, sequences, steps))
     if not found:
         return None
     return EngineSpeed(
-        median(each.prompt_token_s for each in found),
+        median(prefills or [each.prompt_token_s for each in found]),
         median(each.output_token_s for each in found),
         int(median(each.sequences for each in found)),
         sum(each.steps for each in found),
     )
+
+
+def _prompt_token_s(speed: Speed) -> float:
+    """Return the seconds per prompt token in full steps."""
+    return speed.token_mean_s + speed.decode_step_s / speed.budget

@@ -126,6 +126,11 @@ class Speed:
         self._contexts = self._variance = self._covariance = 0.0
 
     @property
+    def has_prefilled(self) -> bool:
+        """Whether a step with many prompt tokens was measured."""
+        return self._prefills > 0
+
+    @property
     def token_mean_s(self) -> float:
         """Mean seconds per prompt token at the usual context lengths."""
         return max(self._costs, self.token_s)

@@ -267,3 +267,25 @@ def test_a_plan_is_applied_as_the_database_does() -> None:
         ("r02", False),
         ("new", False),
     ]
+
+
+def test_a_role_that_shrinks_loses_its_own_replicas_and_the_other_keeps_its() -> None:
+    replicas = [
+        Replica(f"r{n}", "p", "p-0", "n0", state=ReplicaState.READY, role=role)
+        for n, role in enumerate(["prefill"] * 4 + ["decode"] * 4)
+    ]
+    pool = Pool("p", "sim", 6, 0, prefill=2, decode=4)
+    plan = plan_replicas([pool], {"p": ("p-0",)}, _NODES, replicas, lambda: "new")
+    assert sorted(plan.drain) == ["r2", "r3"]
+    assert assign_roles([pool], plan.applied(replicas)) == {}
+
+
+def test_a_role_grows_by_a_replica_of_the_other_without_a_boot() -> None:
+    replicas = [
+        Replica(f"r{n}", "p", "p-0", "n0", state=ReplicaState.READY, role=role)
+        for n, role in enumerate(["prefill"] * 3 + ["decode"] * 3)
+    ]
+    pool = Pool("p", "sim", 6, 0, prefill=1, decode=5)
+    plan = plan_replicas([pool], {"p": ("p-0",)}, _NODES, replicas, lambda: "new")
+    assert (plan.create, plan.drain) == ((), ())
+    assert assign_roles([pool], replicas) == {"r1": "decode", "r2": "decode"}
