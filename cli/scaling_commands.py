@@ -15,6 +15,7 @@ from cli.api import ApiClient, Json
 from cli.audit_commands import since_moment
 from cli.day_picture import Panel, picture
 from cli.render import show_fields, show_json, show_objects
+from cli.scaling_roles import by_role, role_bounds, role_lines
 from cli.stack_commands import fail
 from cli.token_curves import CurveError, TokenCurve, read_curve
 
@@ -97,7 +98,7 @@ def show_status(*, as_json: AsJson = False) -> None:
     """List the pools that have bounds, with their numbers of replicas."""
     rows = ask(lambda api: api.list("/v1/scaling"))
     if not as_json:
-        rows = [row | {"by_role": _by_role(row)} for row in rows]
+        rows = [row | {"by_role": by_role(row)} for row in rows]
     show_objects(rows, _STATUS, as_json=as_json)
 
 
@@ -132,11 +133,7 @@ def set_bounds(
     as_json: AsJson = False,
 ) -> None:
     """Scale a pool within bounds, or change only the given bounds."""
-    of_roles = {
-        role: _role_bounds(text, f"--{role}")
-        for role, text in (("prefill", prefill), ("decode", decode))
-        if text is not None
-    }
+    of_roles = role_bounds(prefill=prefill, decode=decode)
     changes = given(
         replicas_min=least,
         replicas_max=most,
@@ -437,9 +434,7 @@ def told(found: Json) -> list[str]:
     if found["asleep"] or found["sleepers"]:
         now += f", {found['asleep']} of {found['sleepers']} asleep"
     lines = [f"{found['wanted']} replicas ({now}):"]
-    for role, one in sorted(found.get("role_decisions", {}).items(), reverse=True):
-        at = f"{one['ready']} ready, {one['booting']} booting"
-        lines.append(f"  {one['wanted']:>4}  {role} ({at}), {one['demand']:.1f} work-seconds/s")
+    lines += role_lines(found)
     lines += [f"  {reason['replicas']:>4}  {reason['text']}" for reason in found["reasons"]]
     lines += [f"Warning: {text}" for text in found["warnings"]]
     speed = found["speed"]
@@ -462,12 +457,6 @@ def told(found: Json) -> list[str]:
     return lines
 
 
-def _by_role(row: Json) -> str:
-    """Return the numbers of a pool's roles, as "2 prefill, 6 decode", or an empty text."""
-    roles = sorted(row["role_decisions"].items(), reverse=True)
-    return ", ".join(f"{one['wanted']} {role}" for role, one in roles)
-
-
 def _explain(found: Json, *, as_json: bool) -> None:
     if as_json:
         show_json(found)
@@ -486,15 +475,6 @@ def _show(found: Any, *, as_json: bool) -> None:
         show_json(found)
     else:
         show_fields(found)
-
-
-def _role_bounds(text: str, option: str) -> Json:
-    """Return the bounds in a text such as "1,4"."""
-    found = re.fullmatch(r"([0-9]{1,5}),([0-9]{1,5})", text.strip())
-    if found is None:
-        message = f"{text!r} has no two bounds: 1,4 has"
-        raise typer.BadParameter(message, param_hint=option)
-    return {"replicas_min": int(found[1]), "replicas_max": int(found[2])}
 
 
 def _seconds(text: str, option: str) -> float:

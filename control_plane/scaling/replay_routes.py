@@ -169,7 +169,7 @@ class ReplayRoutes:
         return {
             "pool_id": one.pool.id,
             "hours": round(len(curve) / 3600, 2),
-            "recorded": recorded,
+            "recorded": dict(recorded),
             "demand": by_minute(curve) if has_curves else [],
             **results,
         }
