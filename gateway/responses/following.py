@@ -22,9 +22,10 @@ _HEADERS = {
     "X-Accel-Buffering": "no",
 }
 _POLL_S, _POLL_MAX_S = 0.05, 0.4
-# Seconds of silence after which the stored response is checked, with and without any event. The
-# events of a response that runs for another client are not in Valkey.
-_LOOK_S, _FIRST_LOOK_S = 5.0, 0.5
+_SILENCE_S = 5.0  # longest silence of a stream
+# Seconds without events after which the stored response is checked. The events of a response that
+# runs for another client are not in Valkey, so only the stored response shows its end.
+_LOOK_S, _PLAIN_LOOK_S = 5.0, 0.5
 _THREAD_BYTES = 64 << 10  # responses above this size are rebuilt in a thread
 _WRITE_S = 30.0
 _EVENT_END = b"\n\n"
@@ -60,11 +61,15 @@ class Following:
                 text = "the events of this response are not stored: leave it out, and get all again"
                 raise bad_value("starting_after", text)
             return await _sent(request, _single(await _rest(found.stored, last)))
-        return await _sent(request, self._events(tenant_id, response_id, last))
+        is_background = found.stored is not None or orjson.loads(found.under_way)["background"]
+        look_s = _LOOK_S if is_background else _PLAIN_LOOK_S
+        return await _sent(request, self._events(tenant_id, response_id, last, look_s))
 
-    async def _events(self, tenant_id: str, response_id: str, last: int) -> AsyncIterator[bytes]:
+    async def _events(
+        self, tenant_id: str, response_id: str, last: int, look_s: float
+    ) -> AsyncIterator[bytes]:
         """Yield the events after number `last`, and a comment after each silence."""
-        position, silent_s, pause_s = 0, 0.0, _POLL_S
+        position, unseen_s, silent_s, pause_s = 0, 0.0, 0.0, _POLL_S
         log = self._store.background
         try:
             while True:
@@ -75,15 +80,19 @@ class Following:
                     yield events
                 if blocks and blocks[-1].endswith(DONE):
                     return
-                silent_s, pause_s = (0.0, _POLL_S) if blocks else (silent_s + pause_s, pause_s)
-                if silent_s > (_LOOK_S if position else _FIRST_LOOK_S):
-                    silent_s = 0.0
+                if blocks:
+                    unseen_s, silent_s, pause_s = 0.0, 0.0, _POLL_S
+                if unseen_s > look_s:
+                    unseen_s = 0.0
                     found = await self._store.find(tenant_id, response_id)
                     if found.stored is not None:  # its last events are not in Valkey
                         yield await _rest(found.stored, last)
                         return
+                if silent_s > _SILENCE_S:
+                    silent_s = 0.0
                     yield KEEP_ALIVE
                 await asyncio.sleep(pause_s)
+                unseen_s, silent_s = unseen_s + pause_s, silent_s + pause_s
                 pause_s = min(2 * pause_s, _POLL_MAX_S)
         except ValkeyDownError:
             yield _error(cannot_store())
