@@ -454,6 +454,8 @@ def told(found: Json) -> list[str]:
             f" second; {refused} refused."
         )
     lines.append(f"A replica boots within {found['boot_s']:.0f} s.")
+    if nodes := found.get("next_nodes"):
+        lines.append(f"The next replicas boot on {', '.join(nodes)}, which fetch the base ahead.")
     return lines
 
 

@@ -373,7 +373,8 @@ def _scaling(
     mode = Consolidation(settings.scaling_consolidation)
     moving = Moving(actuators, mode, settings.scaling_consolidation_hold_s)
     counts = (count_late, asking, moving, metrics.count_move)
-    return Scaling(database, interval_s, show, *counts, may_have_work)
+    ahead_max = settings.scaling_prefetch_bases
+    return Scaling(database, interval_s, show, *counts, ahead_max, may_have_work)
 
 
 async def _texts(stack: AsyncExitStack, settings: Settings) -> TextStore:

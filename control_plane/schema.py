@@ -12,6 +12,7 @@ from control_plane.budgets import tables as budgets
 from control_plane.distribution import tables as distribution
 from control_plane.fleet import hours_tables as hours
 from control_plane.fleet import moves_tables as moves
+from control_plane.fleet import next_tables as nexts
 from control_plane.quality import tables as quality
 from control_plane.records import tables as records
 from control_plane.responses import tables as responses
@@ -30,6 +31,7 @@ __all__ = [
     "hours",
     "metadata",
     "moves",
+    "nexts",
     "quality",
     "records",
     "responses",

@@ -56,6 +56,8 @@ class Settings(ServiceSettings):
             waiting replica has room. With `always` an empty node is a gain. `off` moves none.
         scaling_consolidation_hold_s: Seconds for which a replica has run, and its pool's number has
             not changed, before the replica moves.
+        scaling_prefetch_bases: Largest number of bases that a node fetches before it has a replica,
+            because it would get the next replica of a scaled pool. Zero means none.
         console_session_s: Seconds after which a session of the console ends, so that its user has
             to sign in again.
         openid: JSON file of the provider for sign-in to the console, read at the start. Without it,
@@ -107,6 +109,7 @@ class Settings(ServiceSettings):
     scaling_actuators: Path | None = None
     scaling_consolidation: Literal["off", "needed", "always"] = "needed"
     scaling_consolidation_hold_s: Annotated[float, Field(ge=1, le=86_400)] = 900
+    scaling_prefetch_bases: Annotated[int, Field(ge=0, le=16)] = 2
     console_session_s: Annotated[float, Field(ge=60, le=86_400)] = 14_400
     quality_pool_hour_max: Annotated[int, Field(ge=0)] = 3
     quality_node_day_max: Annotated[int, Field(ge=0)] = 3
@@ -151,6 +154,7 @@ class MigrateSettings(ServiceSettings):
     scaling_actuators: str = ""
     scaling_consolidation: str = ""
     scaling_consolidation_hold_s: str = ""
+    scaling_prefetch_bases: str = ""
     console_session_s: str = ""
     quality_pool_hour_max: str = ""
     quality_node_day_max: str = ""

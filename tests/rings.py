@@ -35,6 +35,7 @@ _TWO = frozenset(
         "tests/integration/gateway/test_stream_chaos.py",
         "tests/integration/gateway/test_worker_signals.py",
         "tests/integration/gateway/test_workers.py",
+        "tests/integration/test_bases_ahead.py",
         "tests/integration/test_cli_artifacts.py",
         "tests/integration/test_compiled_core.py",
         "tests/integration/test_control_plane_accusations.py",

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from control_plane.artifacts.tables import artifact_chunks, artifacts
 from control_plane.distribution.model import Artifact
 from control_plane.distribution.tables import fleet_secrets, node_artifacts
+from control_plane.fleet.next_tables import next_places
 from sluice.manifests import CHUNK_BYTES
 
 _PAIRS = "unnest(CAST(:nodes AS text[]), CAST(:digests AS text[]))"
@@ -60,6 +61,14 @@ async def secret(connection: AsyncConnection, name: str, if_none: bytes) -> byte
     await connection.execute(insert(fleet_secrets).values(values).on_conflict_do_nothing())
     query = select(t.secret).where(t.name == name)
     return (await connection.execute(query)).scalar_one()
+
+
+async def ahead(connection: AsyncConnection) -> dict[str, frozenset[str]]:
+    """Return the pools whose bases each node fetches ahead, by node."""
+    found: dict[str, set[str]] = {}
+    for pool_id, node_id in (await connection.execute(select(next_places))).tuples():
+        found.setdefault(node_id, set()).add(pool_id)
+    return {node_id: frozenset(pool_ids) for node_id, pool_ids in found.items()}
 
 
 async def complete_on(connection: AsyncConnection, node_id: str) -> set[str]:

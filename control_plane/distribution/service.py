@@ -38,6 +38,7 @@ from control_plane.fields import is_digest
 from control_plane.metrics import ControlPlaneMetrics
 from control_plane.watch.feed import Feed
 from sluice.errors import ErrorCode, PlatformError
+from sluice.lifecycle import run_every
 from sluice.manifests import parse_manifest
 from sluice.wire.distribution.v1 import distribution_pb2 as wire
 from sluice.wire.distribution.v1.distribution_pb2_grpc import DistributionServiceServicer
@@ -49,6 +50,7 @@ LIMITS = PlannerLimits(lost_after_s=8.0)
 _ROUND_S = 0.1
 # seconds between two computations of the wanted artifacts while the state changes continuously
 _LOOK_S = 0.25
+_AHEAD_S = 5.0  # seconds between two reads of the bases that nodes fetch ahead
 _SILENCE_S = 15.0
 _WRITE_S = 10.0
 # pause in seconds between two lookups of artifacts that the database does not have
@@ -213,6 +215,7 @@ class DistributionService(DistributionServiceServicer):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._recorder.run())
             tasks.create_task(self._follow())
+            tasks.create_task(self._look_ahead())
             tickets = await self._open_tickets()
             while True:
                 await self._has_work.wait()
@@ -315,6 +318,19 @@ class DistributionService(DistributionServiceServicer):
                 self._compare()
             await changed.wait()
             await asyncio.sleep(_LOOK_S)
+
+    async def _look_ahead(self) -> None:
+        """Read which nodes fetch which bases ahead. An outage leaves the last answer in effect."""
+
+        async def look() -> None:
+            found = await self._database.run(repository.ahead, deadline_s=_DATABASE_S)
+            self._wanted.prefetch(found)
+            self._compare()
+
+        expected = (DatabaseDownError, DBAPIError)
+        await run_every(
+            _AHEAD_S, look, name="bases-ahead", expected=expected, step_timeout_s=2 * _DATABASE_S
+        )
 
     def _compare(self) -> None:
         for session in self._sessions.values():

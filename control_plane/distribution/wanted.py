@@ -1,6 +1,7 @@
 """Derives the artifacts that each node should have from the watched state. Pure."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from control_plane.distribution.model import Priority
@@ -12,6 +13,14 @@ _NOTHING: Mapping[str, Priority] = MappingProxyType({})
 # that is on disk stays there while the agent runs the replica.
 _ENDING = (wire.REPLICA_STATE_DRAINING, wire.REPLICA_STATE_STOPPED)
 _KINDS = ("replicas", "pools", "models", "splits", "releases")
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """The pools that a node serves, and those whose bases it fetches ahead."""
+
+    serving: frozenset[str]
+    ahead: frozenset[str]
 
 
 class WantedIndex:
@@ -28,10 +37,17 @@ class WantedIndex:
         # Number of passes over the whole state. The results of `of` change only when this number
         # grows.
         self.looks = 0
-        self._pools_of: dict[str, frozenset[str]] = {}
+        self._pools_of: dict[str, _Served] = {}
         self._of_pool: dict[str, dict[str, Priority]] = {}
-        self._of_pools: dict[frozenset[str], Mapping[str, Priority]] = {}
-        self._before: dict[frozenset[str], Mapping[str, Priority]] = {}
+        self._of_pools: dict[_Served, Mapping[str, Priority]] = {}
+        self._before: dict[_Served, Mapping[str, Priority]] = {}
+        self._ahead: Mapping[str, frozenset[str]] = {}
+
+    def prefetch(self, ahead: Mapping[str, frozenset[str]]) -> None:
+        """Set the pools whose bases a node fetches before it has a replica, by node."""
+        if ahead != self._ahead:
+            self._ahead = ahead
+            self._revisions = ()
 
     def refresh(self) -> None:
         """Recompute if a relevant part of the state has changed."""
@@ -47,8 +63,8 @@ class WantedIndex:
 
         The same object is returned until the result changes. The bases of the node's replicas and
         the adapters of a rollout have priority WARMING. The adapters of all other models that the
-        node serves have priority PREFETCH. An adapter of another release is fetched when a request
-        needs it.
+        node serves have priority PREFETCH, and so have the bases that the node fetches ahead. An
+        adapter of another release is fetched when a request needs it.
         """
         self.refresh()
         pools = self._pools_of.get(node_id)
@@ -56,7 +72,9 @@ class WantedIndex:
             return _NOTHING
         known = self._of_pools.get(pools)
         if known is None:
-            merged = _most_urgent(self._of_pool[pool] for pool in sorted(pools))
+            merged = _most_urgent(self._of_pool[pool] for pool in sorted(pools.serving))
+            for pool_id in sorted(pools.ahead):
+                merged.setdefault(self._state.pools[pool_id].base_digest, Priority.PREFETCH)
             before = self._before.pop(pools, None)
             # Nodes keep the old mapping object and all data derived from it while the content is
             # equal.
@@ -71,7 +89,14 @@ class WantedIndex:
         for replica in state.replicas.values():
             if replica.node_id and replica.pool_id in state.pools and replica.state not in _ENDING:
                 pools_of.setdefault(replica.node_id, set()).add(replica.pool_id)
-        self._pools_of = {node_id: frozenset(pools) for node_id, pools in pools_of.items()}
+        none = frozenset[str]()
+        self._pools_of = {
+            node_id: _Served(
+                frozenset(pools_of.get(node_id, none)),
+                frozenset(it for it in self._ahead.get(node_id, none) if it in state.pools),
+            )
+            for node_id in pools_of.keys() | self._ahead.keys()
+        }
         self._of_pool = {
             pool_id: {pool.base_digest: Priority.WARMING} for pool_id, pool in state.pools.items()
         }

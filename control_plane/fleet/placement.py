@@ -6,17 +6,20 @@ the fullest node with room is chosen (best fit), so that free accelerators remai
 replicas. A replica keeps its accelerators for its lifetime and never moves. No dedicated
 accelerator is assigned twice. A replica of a pool without needs is placed on the least loaded node.
 Resources that a node does not report are not checked. A vacated node is used only if no other node
-has room.
+has room. Among nodes of equal spread, those that fetch the pool's base ahead are first.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
+from types import MappingProxyType
 
 from control_plane.fleet.model import Needs, Node, Pool, Replica
 
 _GIB = 1 << 30
+_NOWHERE: Mapping[str, AbstractSet[str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +102,22 @@ class NodeRoom:
 class Placement:
     """Finds places for new replicas one by one. Each place reduces the free resources."""
 
-    def __init__(self, nodes: Iterable[Node], replicas: Iterable[Replica]) -> None:
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        replicas: Iterable[Replica],
+        ahead: Mapping[str, AbstractSet[str]] = _NOWHERE,
+    ) -> None:
         """Reserve the resources of the present replicas.
 
         Draining replicas occupy their resources until they have ended.
+
+        Args:
+            nodes: All nodes.
+            replicas: All replicas.
+            ahead: Nodes that fetch a pool's base ahead, by pool.
         """
+        self._ahead = ahead
         self._rooms = {node.id: NodeRoom(node) for node in nodes}
         self._open: dict[str, list[NodeRoom]] = {}  # nodes that may run more replicas, by engine
         # heap of (vacated, load, node) by engine, in which loads may be outdated
@@ -171,12 +185,13 @@ class Placement:
 
     def _order(
         self, pool: Pool, room: NodeRoom, accelerators: tuple[int, ...]
-    ) -> tuple[bool, int, int, tuple[int, int], int, str]:
+    ) -> tuple[bool, int, int, bool, tuple[int, int], int, str]:
         node = room.node
         return (
             node.is_vacated,
             self._in_rack[pool.id, node.rack],
             self._on_node[pool.id, node.id],
+            node.id not in self._ahead.get(pool.id, ()),
             room.left_after(pool.needs, accelerators),
             room.load,
             node.id,

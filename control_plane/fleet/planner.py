@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from control_plane.fleet.model import (
     Holdback,
@@ -24,6 +25,7 @@ CREATED_MAX = 100  # largest number of new replicas of a pool per step
 DRAINING_MAX = 4  # largest number of replicas of a pool that leave draining nodes at the same time
 DRAINED = "empty"
 NO_HOLDBACK = Holdback({}, frozenset())
+_NOWHERE: Mapping[str, AbstractSet[str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ def plan_replicas(
     replicas: Sequence[Replica],
     new_id: Callable[[], str],
     holdback: Holdback = NO_HOLDBACK,
+    ahead: Mapping[str, AbstractSet[str]] = _NOWHERE,
 ) -> FleetChanges:
     """Return the replicas to create, drain and delete so that every pool has its wanted number.
 
@@ -117,6 +120,7 @@ def plan_replicas(
         replicas: All replicas.
         new_id: Returns a new id. Ids sort by time.
         holdback: Limits on new replicas while too many replicas answer wrongly.
+        ahead: Nodes that fetch a pool's base ahead, by pool.
     """
     known = [replace(node, is_distrusted=node.id in holdback.nodes) for node in nodes]
     of_pool: defaultdict[str, list[Replica]] = defaultdict(list)
@@ -124,7 +128,7 @@ def plan_replicas(
         of_pool[replica.pool_id].append(replica)
     cordoned = {node.id for node in known if node.is_cordoned}
     draining = {node.id for node in known if node.is_draining}
-    placement = Placement(known, replicas)
+    placement = Placement(known, replicas, ahead)
     create: list[Replica] = []
     drain: list[str] = []
     forget = [replica.id for replica in replicas if replica.is_draining and has_ended(replica)]

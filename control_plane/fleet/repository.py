@@ -24,6 +24,7 @@ from control_plane.fleet.model import (
     Router,
 )
 from control_plane.fleet.moves_tables import replica_moves
+from control_plane.fleet.next_tables import next_places as next_rows
 from control_plane.fleet.planner import Condition
 from sluice.profiles import Profile
 from sluice.wire.agent.v1 import agent_pb2 as wire
@@ -252,6 +253,27 @@ async def replicas(connection: AsyncConnection, node_id: str | None = None) -> l
             sleeps,
         ) in (await connection.execute(query)).tuples()
     ]
+
+
+async def next_places(connection: AsyncConnection) -> dict[str, frozenset[str]]:
+    """Return the nodes that fetch a pool's base ahead, by pool."""
+    found: dict[str, set[str]] = {}
+    for pool_id, node_id in (await connection.execute(select(next_rows))).tuples():
+        found.setdefault(pool_id, set()).add(node_id)
+    return {pool_id: frozenset(node_ids) for pool_id, node_ids in found.items()}
+
+
+async def write_next_places(
+    connection: AsyncConnection, places: Mapping[str, frozenset[str]]
+) -> None:
+    """Replace the nodes that fetch the bases of pools ahead, if they have changed."""
+    if places == await next_places(connection):
+        return
+    await connection.execute(delete(next_rows))
+    pairs = sorted((pool_id, node_id) for pool_id, found in places.items() for node_id in found)
+    rows = [{"pool_id": pool_id, "node_id": node_id} for pool_id, node_id in pairs]
+    if rows:
+        await connection.execute(insert(next_rows).values(rows))
 
 
 async def lose_nodes(connection: AsyncConnection, silence_s: float) -> list[str]:

@@ -238,7 +238,9 @@ class FleetLoop:
         """Create and remove replicas, set their roles, and return the number without a place."""
         nodes = await repository.nodes(connection)
         holdback = await self._holdback(connection)
-        plan = plan_replicas(pools, homes, nodes, replicas, lambda: new_id("replica"), holdback)
+        ahead = await repository.next_places(connection)
+        fleet = (pools, homes, nodes, replicas)
+        plan = plan_replicas(*fleet, lambda: new_id("replica"), holdback, ahead)
         profiles = {pool.id: profile_of(pool.engine) for pool in pools}
         await repository.create_replicas(connection, plan.create, profiles)
         await repository.drain_replicas(connection, plan.drain)

@@ -1,6 +1,6 @@
 """The result of a scaling round for each pool, and its form as JSON in the API. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
@@ -46,12 +46,18 @@ def memory_of(group: Sequence[Looked]) -> dict[str, Any]:
     return record if prefill is None else record | {PREFILL: prefill}
 
 
-def decision_of(group: Sequence[Looked]) -> dict[str, Any]:
+def decision_of(group: Sequence[Looked], next_nodes: Collection[str] = ()) -> dict[str, Any]:
     """Return the decision of a round on a pool as JSON, in the form of the API.
 
     Args:
         group: The results of the pool, or of both of its roles.
+        next_nodes: Nodes that fetch the pool's base ahead.
     """
+    return _whole(group) | {"next_nodes": sorted(next_nodes)}
+
+
+def _whole(group: Sequence[Looked]) -> dict[str, Any]:
+    """Return the decision of a pool, with those of its roles, if any, in it."""
     parts = {one.pool.role: _decision(one) for one in group}
     if len(parts) == 1:
         return next(iter(parts.values())) | {"role_decisions": {}}

@@ -4,7 +4,7 @@ The scaling loop begins and ends moves in its own transaction. The fleet's loop 
 it starts the new replica, and drains the old one when all wanted replicas are ready.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -12,7 +12,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.scaling import moves_repository, nodes_repository
 from control_plane.scaling.actuators import Actuator
-from control_plane.scaling.consolidation import Consolidation, next_move
+from control_plane.scaling.ahead import ahead_count
+from control_plane.scaling.consolidation import (
+    Consolidation,
+    by_hand,
+    hindrance,
+    next_move,
+    soon_replicas,
+)
+from control_plane.scaling.decision import Looked
+from control_plane.scaling.memory import EFFECT_FACTOR
 from control_plane.scaling.moves_repository import OpenMove
 
 log = structlog.get_logger(__name__)
@@ -29,12 +38,14 @@ class MovablePool:
         hindrance: Reason why no move may begin, or empty.
         by_hand: Reason why a move under way ends, or empty.
         deadline_s: Seconds after which a replacement that is not ready is given up.
+        ahead: Number of the pool's next replicas for which nodes fetch its base.
     """
 
     growth: int
     hindrance: str
     by_hand: str
     deadline_s: float
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,33 @@ class MoveNews:
     pool_id: str
     result: str
     text: str
+
+
+def movable_pool(group: Sequence[Looked]) -> MovablePool:
+    """Return the facts of a pool, or of both of its roles, that moves and next replicas need."""
+    found = [_movable_part(one) for one in group]
+    return MovablePool(
+        sum(it.growth for it in found),
+        next((it.hindrance for it in found if it.hindrance), ""),
+        found[0].by_hand,
+        max(it.deadline_s for it in found),
+        sum(it.ahead for it in found),
+    )
+
+
+def _movable_part(one: Looked) -> MovablePool:
+    settings, decided = one.state.settings, one.decided
+    hand = by_hand(settings, one.memory.looked_at)
+    refused = sum(sums[3] for sums in one.memory.came.values())
+    growth = soon_replicas(one.state.history, decided.wanted, settings.replicas_max)
+    wanted = decided.wanted + decided.asleep
+    return MovablePool(
+        growth,
+        hand or hindrance(one.state, decided, refused, one.late_s),
+        hand,
+        EFFECT_FACTOR * one.state.boot_s(1.0),
+        ahead_count(wanted, growth, wanted if hand else settings.replicas_max),
+    )
 
 
 def outcome_of(

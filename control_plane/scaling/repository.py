@@ -15,6 +15,7 @@ from control_plane import tables
 from control_plane.fleet.hours_tables import replica_intervals
 from control_plane.fleet.model import Pool, ReplicaState, role_targets
 from control_plane.fleet.moves_tables import replica_moves
+from control_plane.fleet.next_tables import next_places
 from control_plane.scaling.budget import FixedPool, left_of, price_of
 from control_plane.scaling.fluid import TTFT_OBJECTIVE_S
 from control_plane.scaling.memory import PoolSight
@@ -40,6 +41,7 @@ HAS_WORK = or_(
     exists().where(tables.nodes.c.is_surplus),
     exists(select(actuator_asks.c.name)),
     exists().where(replica_moves.c.ended_at.is_(None)),
+    exists(select(next_places.c.pool_id)),
 )
 
 BUDGET = "fleet"  # id of the only row of the table `scaling_budgets`

@@ -65,6 +65,7 @@ _DECISION: dict[str, Any] = {
     "cause": describe.TEXT,
     "reasons": {"type": "array", "items": describe.OBJECT},
     "warnings": describe.TEXTS,
+    "next_nodes": describe.TEXTS,
     "speed": describe.OBJECT,  # empty before the first measurement
     "tiers": describe.OBJECT,
     "role_decisions": describe.OBJECT,  # empty without roles
@@ -390,8 +391,8 @@ def _settings(row: Values) -> Values:
 
 def _listed(row: Values) -> Values:
     decision: Values = dict.fromkeys(_DECISION)
-    decision |= {"reasons": [], "warnings": [], "tiers": {}, "speed": {}, "cause": ""}
-    decision |= {"role_decisions": {}}
+    decision |= {"reasons": [], "warnings": [], "next_nodes": [], "tiers": {}, "speed": {}}
+    decision |= {"cause": "", "role_decisions": {}}
     decision |= dict.fromkeys(("wanted", "ready", "booting", "asleep", "sleepers"), 0)
     numbers = (
         "demand",

@@ -21,7 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.budgets.repository import hold_lease, lock_lease
 from control_plane.database import Database, DatabaseDownError
-from control_plane.scaling import consolidation, moves_repository, reports, repository
+from control_plane.fleet import repository as fleet
+from control_plane.scaling import moves_repository, reports, repository
 from control_plane.scaling.asking import NodeAsking
 from control_plane.scaling.decision import (
     Looked,
@@ -35,7 +36,7 @@ from control_plane.scaling.decision_repository import (
     write_decision,
     write_numbers,
 )
-from control_plane.scaling.memory import EFFECT_FACTOR, Memory, look, without_effect_s
+from control_plane.scaling.memory import Memory, look, without_effect_s
 from control_plane.scaling.minutes import PoolMinute, minute_of, write_minute
 from control_plane.scaling.model import (
     PREFILL,
@@ -46,9 +47,10 @@ from control_plane.scaling.model import (
     ScalingReason,
     Shown,
 )
-from control_plane.scaling.moving import MovablePool, MoveNews, Moving
+from control_plane.scaling.moving import MoveNews, Moving, movable_pool
 from control_plane.scaling.nodes import NodesAsk
 from control_plane.scaling.plan import plan, remember, urgent
+from control_plane.scaling.prefetching import write_next_places
 from control_plane.scaling.repository import ScaledPool
 from control_plane.scaling.roles import key_of
 from control_plane.scaling.sharing import others_of
@@ -84,6 +86,7 @@ class Scaling:
         asking: NodeAsking,
         moving: Moving,
         count_move: Callable[[str], None],
+        ahead_max: int = 0,
         may_have_work: MayHaveWork = unknown,
     ) -> None:
         """Create the loop. `run` must be started in a TaskGroup.
@@ -97,6 +100,7 @@ class Scaling:
             asking: Requests nodes from actuators.
             moving: Moves replicas so that nodes become free.
             count_move: Called with the result of a move (`MoveNews.result`).
+            ahead_max: Largest number of bases that a node fetches before it has a replica.
             may_have_work: Tells whether there may be scaled pools.
         """
         self._database = database
@@ -107,6 +111,7 @@ class Scaling:
         self._asking = asking
         self._moving = moving
         self._count_move = count_move
+        self._ahead_max = ahead_max
         self._process = new_id("scaling")
         self._late: set[str] = set()
         self._looks = 0
@@ -243,11 +248,13 @@ class Scaling:
         measured = {it.pool.speed_key: it.speed for it in looked if it.is_measured and it.speed}
         await repository.write_speeds(connection, measured)
         move = await moves_repository.open_move(connection)
+        places = await fleet.next_places(connection)
         for one in looked:
             remember(one.state, one.decided, one.memory.looked_at)
             one.memory.demand_at = one.state.demand_at
         for group in by_pool(looked):
-            pool, decision = group[0].pool, decision_of(group)
+            pool = group[0].pool
+            decision = decision_of(group, places.get(pool.id, ()))
             if move is not None and move.pool_id == pool.id:
                 told = {"cause": moves_repository.CAUSE, "replicas": decision["wanted"]}
                 decision["reasons"].append(told | {"text": move.why})
@@ -260,7 +267,9 @@ class Scaling:
         boots_s = {it.pool.id: it.state.boot_s(1.0) for it in looked}
         asks = await self._asking.look(connection, boots_s)
         groups = by_pool(it for it in looked if it.pool.is_on)
-        movable = {group[0].pool.id: _movable(group) for group in groups}
+        movable = {group[0].pool.id: movable_pool(group) for group in groups}
+        counts = {pool_id: one.ahead for pool_id, one in movable.items()}
+        await write_next_places(connection, counts, self._ahead_max)
         return looked, asks, await self._moving.look(connection, movable)
 
     async def _write_minute(self, connection: AsyncConnection, looked: Sequence[Looked]) -> None:
@@ -423,29 +432,6 @@ def _told_speeds(
             before = told.get(pool.speed_key, known.get(pool.speed_key))
             told[pool.speed_key] = speed if before is None else before.learned(speed)
     return told
-
-
-def _movable(group: Sequence[Looked]) -> MovablePool:
-    """Return the facts of a pool, or of both of its roles, that moves of its replicas need."""
-    found = [_movable_part(one) for one in group]
-    return MovablePool(
-        sum(it.growth for it in found),
-        next((it.hindrance for it in found if it.hindrance), ""),
-        found[0].by_hand,
-        max(it.deadline_s for it in found),
-    )
-
-
-def _movable_part(one: Looked) -> MovablePool:
-    settings, decided = one.state.settings, one.decided
-    hand = consolidation.by_hand(settings, one.memory.looked_at)
-    refused = sum(sums[3] for sums in one.memory.came.values())
-    return MovablePool(
-        consolidation.soon_replicas(one.state.history, decided.wanted, settings.replicas_max),
-        hand or consolidation.hindrance(one.state, decided, refused, one.late_s),
-        hand,
-        EFFECT_FACTOR * one.state.boot_s(1.0),
-    )
 
 
 def _numbers(group: Sequence[Looked]) -> PoolMinute:

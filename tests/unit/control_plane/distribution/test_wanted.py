@@ -83,3 +83,20 @@ def test_a_new_key_causes_no_new_look_and_unchanged_wishes_stay_the_same_object(
     assert index.looks == 2
     state.become(state_of(POOL, REPLICA))
     assert index.of("n") == {"base": Priority.WARMING}
+
+
+def test_a_node_fetches_the_base_of_its_next_replica_after_all_others() -> None:
+    other = wire.Pool(id="q", base_digest="b2")
+    state = state_of(POOL, other, REPLICA, CHAT)
+    index = WantedIndex(state)
+    first = index.of("n")
+    index.prefetch({"n": frozenset({"q"}), "m": frozenset({"p", "gone"})})
+    assert index.of("n") == {**first, "b2": Priority.PREFETCH}
+    assert index.of("m") == {"base": Priority.PREFETCH}
+    looks, found = index.looks, index.of("m")
+    index.prefetch({"n": frozenset({"q"}), "m": frozenset({"p", "gone"})})
+    assert index.of("m") is found
+    assert index.looks == looks
+    index.prefetch({"n": frozenset({"p"})})
+    assert index.of("n") == first, "the base of a replica on the node stays more urgent"
+    assert index.of("m") == {}
