@@ -29,6 +29,12 @@ def test_an_explanation_counts_the_sleepers_of_a_pool_that_has_some() -> None:
     assert sleepy[0] == "2 replicas (2 ready, 0 booting, 1 of 2 asleep):"
 
 
+def test_an_explanation_names_the_nodes_that_fetch_the_base_ahead() -> None:
+    nodes = told(_FOUND | {"next_nodes": ["n1", "n2"]})
+    assert nodes[-1] == "The next replicas boot on n1, n2, which fetch the base ahead."
+    assert told(_FOUND | {"next_nodes": []}) == told(_FOUND)
+
+
 def test_each_command_of_scaling_is_there_and_explains_its_options() -> None:
     group = typer.main.get_command(scaling)
     assert isinstance(group, TyperGroup)
