@@ -13,9 +13,7 @@ def upgrade() -> None:
     op.create_table(
         "next_places",
         *(
-            sa.Column(
-                name, sa.Text, sa.ForeignKey(of, ondelete="CASCADE"), primary_key=True
-            )
+            sa.Column(name, sa.Text, sa.ForeignKey(of, ondelete="CASCADE"), primary_key=True)
             for name, of in (("pool_id", "pools.id"), ("node_id", "nodes.id"))
         ),
     )
