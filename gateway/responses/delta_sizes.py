@@ -5,12 +5,12 @@ has log probabilities, their number in each delta follows. The size of a text is
 that of a call's arguments their characters. A byte of 255 adds 255 to the next number.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 # First byte of stored sizes, which differs from the mark of encrypted content.
 FORMAT = b"1"
-_MORE = 255
+_MORE, _ESCAPED = 255, b"\xff"
 
 
 def sizes_of(sizes: Sequence[int], told: Sequence[tuple[int, int]] = ()) -> bytes:
@@ -52,14 +52,17 @@ class StoredSizes:
         return list(zip(sizes, counts, strict=True))
 
 
-def _numbers(values: Iterable[int]) -> bytes:
-    small = list(values)
-    if not small or max(small) < _MORE:
-        return bytes(small)
+def _numbers(values: Sequence[int]) -> bytes:
+    try:
+        small = bytes(values)
+    except ValueError:  # a number above 255
+        small = _ESCAPED
+    if _ESCAPED not in small:
+        return small
     stored = bytearray()
-    for value in small:
+    for value in values:
         times, rest = divmod(value, _MORE)
-        stored += bytes([_MORE]) * times
+        stored += _ESCAPED * times
         stored.append(rest)
     return bytes(stored)
 

@@ -269,7 +269,12 @@ class ResponseEvents:
 
     @property
     def deltas(self) -> bytes:
-        """Sizes of all deltas so far, or empty if the events cannot be repeated by their sizes."""
+        """Sizes of all deltas so far, or empty if the events cannot be repeated by their sizes.
+
+        Only a response that will be stored has sizes.
+        """
+        if not self._will_be_stored:
+            return b""
         return self._sizes if self._open is None else self._sizes + self._open.sizes()
 
     def so_far(self) -> tuple[bytes, bytes, int]:
@@ -368,7 +373,9 @@ class ResponseEvents:
         item, self._open, self.open_text = self._open, None, None
         if item is None:
             return b""
-        written, self._sizes = item.item(status), self._sizes + item.sizes()
+        written = item.item(status)
+        if self._will_be_stored:
+            self._sizes += item.sizes()
         done = b'"item":%b,"output_index":%d' % (written, len(self._items))
         self._items.append(written)
         events = [*item.closing(), ("response.output_item.done", done)]

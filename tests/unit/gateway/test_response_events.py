@@ -135,6 +135,15 @@ def test_long_deltas_and_their_log_probabilities_are_given_again(size: int) -> N
     assert events_of(retold(response, writer.deltas).decode()) == events_of(sent.decode())
 
 
+def test_only_a_stored_response_has_sizes() -> None:
+    for will_be_stored in (False, True):
+        writer = new_events(will_be_stored=will_be_stored)
+        written(writer, AnswerDelta("a"))
+        open_sizes = writer.deltas
+        writer.finish("stop")
+        assert (bool(open_sizes), bool(writer.deltas)) == (will_be_stored, will_be_stored)
+
+
 def test_sizes_of_other_events_are_refused() -> None:
     writer = new_events(will_be_stored=True)
     writer.delta(AnswerDelta("a"))
