@@ -165,8 +165,14 @@ def rules_of(policy: str) -> tuple[str, ...]:
 
 @contextmanager
 def without(names: Sequence[str]) -> Generator[None]:
+    """Switch rules off by name in this process until the context ends."""
+    with switched_off([RULES[name] for name in names]):
+        yield
+
+
+@contextmanager
+def switched_off(rules: Sequence[AblatedRule]) -> Generator[None]:
     """Switch rules off in this process until the context ends."""
-    rules = [RULES[name] for name in names]
     before = [rule.owner.__dict__[rule.name] for rule in rules]
     for rule in rules:
         setattr(rule.owner, rule.name, rule.instead)

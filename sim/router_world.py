@@ -277,7 +277,10 @@ class RouterWorld:
                 client.resumes += 1
                 self._submit(client)
             else:
-                client.final = outcome
+                self._end(client, outcome)
+
+    def _end(self, client: WorldClient, outcome: wire.Outcome) -> None:
+        client.final = outcome
 
     # --- engines ----------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import pytest
 
 from cli.stack.seed import TIERS
 from router.core.decide import forecast
+from sim import retries
 from sim.router_world import RouterWorld, Workload
 
 TOP, LOW, BATCH = 10, 5, 0
@@ -74,3 +75,10 @@ def test_batch_work_goes_first_and_the_top_tier_last():
     }
     assert served[TOP] > 5 * served[LOW]
     assert served[TOP] > 5 * served[BATCH]
+
+
+def test_more_clients_are_served_within_two_retries_if_retry_times_are_spread():
+    case = retries.OverloadCase("short", requests=300, rate_per_s=200)
+    spread, equal = (retries.play(case, 0, is_spread=it) for it in (True, False))
+    assert spread.refusals < equal.refusals
+    assert spread.served_share > equal.served_share
