@@ -41,7 +41,7 @@ from gateway.limits.budgets import BudgetChecks
 from gateway.limits.limiter import Limiter
 from gateway.limits.valkey import ValkeyClient
 from gateway.metrics import GatewayMetrics
-from gateway.model_pools import PoolChooser
+from gateway.model_pools import PoolChooser, WakeablePools
 from gateway.objectives import objectives_of
 from gateway.pool_board import PoolBoard
 from gateway.rollouts.confirm import ConfirmationSender
@@ -169,7 +169,12 @@ class Gateway:
             texts=self.texts,
             guards=GuardBoard(self.metrics.guard_matches, self.judges),
             auto=self.stateful.auto_board(self.directory, self.links.views),
-            pools=PoolChooser(self.links.wait_ms, self.assets.has, self.metrics.pool_chosen),
+            pools=PoolChooser(
+                self.links.wait_ms,
+                self.assets.has,
+                self.metrics.pool_chosen,
+                WakeablePools(self.watcher.state).has,
+            ),
         )
         embeddings = Embeddings(
             directory=self.directory,

@@ -12,7 +12,10 @@ from gateway.resolved import PoolOptions, ResolvedModel
 from sluice.engines import profile_of
 from sluice.hashing import session_hash
 from sluice.profiles import FRAMES
+from sluice.watch import ControlState
 from sluice.wire.control.v1 import control_pb2 as wire
+
+_WAKEABLE = (wire.REPLICA_STATE_READY, wire.REPLICA_STATE_SLEEPING)
 
 
 def served_by(
@@ -93,6 +96,7 @@ class PoolChooser:
         wait_ms: Callable[[str], float | None],
         has_base: Callable[[str], bool],
         count: Callable[[str, PoolReason], None],
+        can_wake: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Store the functions on which choices depend.
 
@@ -100,10 +104,12 @@ class PoolChooser:
             wait_ms: Returns the predicted wait in a pool, or None if the pool cannot serve now.
             has_base: Returns whether the tokenizer of the base with a given digest is loaded.
             count: Counts a choice by pool and reason.
+            can_wake: Returns whether a pool has replicas that sleep or have just been woken.
         """
         self._wait_ms = wait_ms
         self._has_base = has_base
         self._count = count
+        self._can_wake = can_wake
 
     def place(self, resolved: ResolvedModel, session: str, request_id: str) -> ResolvedModel:
         """Choose a pool, and return the model's copy for that pool.
@@ -116,14 +122,43 @@ class PoolChooser:
         options = resolved.options
         if options is None:  # the usual case
             return resolved
+        pools, models = options.pools, options.models
+
+        def has_base(number: int) -> bool:
+            digest = models[number].base_digest
+            return digest == resolved.model.base_digest or self._has_base(digest)
+
+        def can_wake(number: int) -> bool:
+            return has_base(number) and self._can_wake(pools[number].pool_id)
+
         waits_ms = [
-            self._wait_ms(pool.pool_id)
-            if model.base_digest == resolved.model.base_digest or self._has_base(model.base_digest)
-            else None
-            for pool, model in zip(options.pools, options.models, strict=True)
+            self._wait_ms(pool.pool_id) if has_base(number) else None
+            for number, pool in enumerate(pools)
         ]
         session_key = session_hash(resolved.tenant_id, session)
         salt = zlib.crc32(request_id.encode())
-        number, reason = choose_pool(options.pools, waits_ms, session_key, salt)
-        self._count(options.pools[number].pool_id, reason)
+        number, reason = choose_pool(pools, waits_ms, session_key, salt, can_wake)
+        self._count(pools[number].pool_id, reason)
         return options.at(resolved, number)
+
+
+class WakeablePools:
+    """The pools with a replica that is ready or sleeps, by the control plane's state.
+
+    If routers report no ready replica in such a pool, its replicas sleep or have just been woken.
+    """
+
+    def __init__(self, state: ControlState) -> None:
+        """Read nothing before the first question."""
+        self._state = state
+        self._revision = -1
+        self._pools: frozenset[str] = frozenset()
+
+    def has(self, pool_id: str) -> bool:
+        """Return whether a request can wake a replica of the pool."""
+        revision = self._state.revisions["replicas"]
+        if revision != self._revision:
+            self._revision = revision
+            replicas = self._state.replicas.values()
+            self._pools = frozenset(it.pool_id for it in replicas if it.state in _WAKEABLE)
+        return pool_id in self._pools

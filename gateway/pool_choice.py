@@ -9,7 +9,7 @@ a pool is added or removed, only the sessions of that pool move.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -48,11 +48,16 @@ class PoolReason(StrEnum):
     HOME = "home"  # the pool is the session's home
     AWAY = "away"  # the session's home is too slow or serves nothing, so another pool was chosen
     WAIT = "wait"  # the request has no session, so wait, price and weight decided
-    NONE = "none"  # no pool serves now
+    WAKE = "wake"  # no pool serves now, and the request wakes a replica of this pool
+    NONE = "none"  # no pool serves now, and none has a replica that sleeps
 
 
 def choose_pool(
-    pools: Sequence[ServingPool], waits_ms: Sequence[float | None], session: int, salt: int
+    pools: Sequence[ServingPool],
+    waits_ms: Sequence[float | None],
+    session: int,
+    salt: int,
+    can_wake: Callable[[int], bool] = lambda _: False,
 ) -> tuple[int, PoolReason]:
     """Return the index of the pool for a request, and the reason.
 
@@ -62,10 +67,15 @@ def choose_pool(
             does not serve now.
         session: Hash of the session, or 0 without a session.
         salt: Number derived from the request, which chooses the pool of a request without session.
+        can_wake: Returns whether the pool with a given index has replicas that sleep or have just
+            been woken. If no pool serves, the cheapest of these pools is chosen.
     """
     serving = [number for number, wait_ms in enumerate(waits_ms) if wait_ms is not None]
     if not serving:
-        return 0, PoolReason.NONE
+        waking = [number for number in range(len(pools)) if can_wake(number)]
+        if not waking:
+            return 0, PoolReason.NONE
+        return min(waking, key=lambda it: (pools[it].price, -pools[it].weight)), PoolReason.WAKE
     waits = [wait_ms or 0.0 for wait_ms in waits_ms]
     if session:
         return _session_pool(pools, serving, waits, session)

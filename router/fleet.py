@@ -81,6 +81,7 @@ class ReplicaAttachments:
         ]
         self._hub.plan(cells, plans, _with_siblings(state))
         asleep = {it.cell_id for it in live if it.state == control.REPLICA_STATE_SLEEPING}
+        asleep |= _beside_sleepers(state) & owned
         self._hub.note_wakeable(asleep | (owned - {entry.cell_id for entry in live}))
         wanted = {
             entry.id: Target(entry.grpc_address, entry.triton_model, _base(state, entry.pool_id))
@@ -134,6 +135,18 @@ def _with_siblings(state: ControlState) -> set[str]:
     """Return the cells whose pool has several cells."""
     counts = Counter(cell.pool_id for cell in state.cells.values())
     return {cell.id for cell in state.cells.values() if counts[cell.pool_id] > 1}
+
+
+def _beside_sleepers(state: ControlState) -> set[str]:
+    """Return the cells whose pool shares a model with a pool that has sleeping replicas."""
+    lists = [{it.pool_id for it in told.pools} for told in state.model_pools.values()]
+    if not lists:
+        return set()
+    asleep = {
+        it.pool_id for it in state.replicas.values() if it.state == control.REPLICA_STATE_SLEEPING
+    }
+    pools = set[str]().union(*(of for of in lists if of & asleep))
+    return {cell.id for cell in state.cells.values() if cell.pool_id in pools}
 
 
 def _base(state: ControlState, pool_id: str) -> str:

@@ -46,7 +46,7 @@ class Hub:
     """The router core with all its connections.
 
     Attributes:
-        work_waits: Set when work waits in a cell with a sleeping replica or without replicas.
+        work_waits: Set when work waits in a cell for which a replica can be woken or booted.
         is_ending: Whether the gateways' streams end because this router is shutting down.
     """
 
@@ -174,7 +174,10 @@ class Hub:
         return [cell.work_report() for cell in self.core.cells.values() if cell.is_owned]
 
     def note_wakeable(self, cells: Collection[str]) -> None:
-        """Set the owned cells that have a sleeping replica, or no replica at all."""
+        """Set the owned cells that have a sleeping replica, or no replica at all.
+
+        A cell counts, too, if another pool of its models has a sleeping replica.
+        """
         self._wakeable = frozenset(cells)
         for cell_id in self._wakeable:
             self._note_work(cell_id)

@@ -10,7 +10,7 @@ capacity, since it can wait until noise and surges have passed. Sleeping replica
 capacity against surges, because they serve within seconds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import ceil
 
@@ -67,13 +67,46 @@ def urgent(state: PoolState, now: float) -> int:
         state: The pool at present, with a history that may end with the last round.
         now: Time on the clock of `plan`.
     """
+    waits = state.facts.backlog_work_s
+    if waits <= state.facts.ready * _BACKLOG_S:
+        return 0
+    return min(_wakeable(state, now), ceil(waits / _DRAIN_S) + 1)
+
+
+def _wakeable(state: PoolState, now: float) -> int:
+    """Return the number of sleeping replicas that may be woken within the pool's bounds."""
     settings, facts = state.settings, state.facts
-    is_by_hand = settings.is_paused or state.is_pinned(now)
-    waits = facts.backlog_work_s
-    if is_by_hand or not facts.asleep or waits <= facts.ready * _BACKLOG_S:
+    if settings.is_paused or state.is_pinned(now):
         return 0
     room = max(0, max(settings.replicas_min, settings.replicas_max) - facts.have)
-    return min(facts.asleep, room, ceil(waits / _DRAIN_S) + 1)
+    return min(facts.asleep, room)
+
+
+def wakes(pools: Mapping[str, PoolState], waiting: Collection[str], now: float) -> dict[str, int]:
+    """Return the numbers of sleeping replicas to wake at once, by pool.
+
+    A pool whose work waits wakes its own sleepers first, and then those of the other pools that
+    serve its models, the cheapest pool first.
+
+    Args:
+        pools: Pools with waiting work, and the other pools of their models, by key.
+        waiting: Keys of the pools with waiting work.
+        now: Time on the clock of `plan`.
+    """
+    woken = {key: urgent(pools[key], now) for key in sorted(waiting) if key in pools}
+    for key in list(woken):
+        facts = pools[key].facts
+        if facts.backlog_work_s <= facts.ready * _BACKLOG_S:
+            continue
+        left = float(ceil(facts.backlog_work_s / _DRAIN_S) + 1 - woken[key])
+        for other, ratio in pools[key].others:
+            if left <= 0 or other not in pools:
+                continue
+            count = min(ceil(left * ratio), _wakeable(pools[other], now) - woken.get(other, 0))
+            if count > 0:
+                woken[other] = woken.get(other, 0) + count
+                left -= count / ratio
+    return {key: count for key, count in woken.items() if count}
 
 
 def remember(state: PoolState, decided: PoolPlan, now: float) -> None:

@@ -58,16 +58,31 @@ def _newer_demands() -> Insert:
 
 
 async def pools_to_wake(connection: AsyncConnection, cells: Collection[str]) -> set[str]:
-    """Return the scaled pools of the given cells that have sleeping replicas, or no replica."""
+    """Return the scaled pools of the given cells whose waiting work can be served soon.
+
+    Such a pool has sleeping replicas or no replica, or shares a model with a pool that has sleeping
+    replicas.
+    """
     c, p, s = tables.cells.c, tables.pools.c, pool_scalings.c
     query = (
-        select(p.id)
+        select(p.id, or_(p.scaled_sleepers > 0, p.scaled_replicas == 0))
         .join(tables.cells, c.pool_id == p.id)
         .join(pool_scalings, s.pool_id == p.id)
         .where(c.id.in_(sorted(cells)), s.is_on)
-        .where(or_(p.scaled_sleepers > 0, p.scaled_replicas == 0))
     )
-    return set(await connection.scalars(query))
+    found: dict[str, bool] = dict((await connection.execute(query)).tuples().all())
+    of_itself = {pool_id for pool_id, is_wakeable in found.items() if is_wakeable}
+    if not (rest := found.keys() - of_itself):
+        return of_itself
+    asleep = set(await connection.scalars(select(p.id).where(p.scaled_sleepers > 0)))
+    lists = await pools_of_models(connection) if asleep else []
+    return of_itself | {it for it in rest if any(it in of and of & asleep for of in lists)}
+
+
+async def pools_of_models(connection: AsyncConnection) -> list[set[str]]:
+    """Return the ids of the pools of each model that several pools serve."""
+    lists = await connection.scalars(select(tables.model_pools.c.pools))
+    return [{it["pool_id"] for it in pools} for pools in lists]
 
 
 async def forget_demands(connection: AsyncConnection) -> None:

@@ -32,6 +32,7 @@ from control_plane.scaling.decision import (
     shown,
 )
 from control_plane.scaling.decision_repository import (
+    Decided,
     release_numbers,
     write_decision,
     write_numbers,
@@ -49,7 +50,7 @@ from control_plane.scaling.model import (
 )
 from control_plane.scaling.moving import MoveNews, Moving, movable_pool
 from control_plane.scaling.nodes import NodesAsk
-from control_plane.scaling.plan import plan, remember, urgent
+from control_plane.scaling.plan import plan, remember, wakes
 from control_plane.scaling.prefetching import write_next_places
 from control_plane.scaling.repository import ScaledPool
 from control_plane.scaling.roles import key_of
@@ -182,18 +183,17 @@ class Scaling:
         async def work(connection: AsyncConnection) -> list[str]:
             await lock_lease(connection, _LEASE)
             fresh_s = max(2.0, _FRESH_INTERVALS * self._interval_s)
-            found = await repository.scaled_pools(connection, fresh_s, pools)
-            if any(it.scaled == it.sleepers == 0 for it in found):
+            lists = await reports.pools_of_models(connection)
+            related = set(pools).union(*(of for of in lists if not of.isdisjoint(pools)))
+            found = await repository.scaled_pools(connection, fresh_s, related)
+            if any(it.scaled == it.sleepers == 0 and it.id in pools for it in found):
                 found = None  # a first replica needs the plan for all pools under their budget
             woken: list[str] = []
-            for group in by_pool(await look_at(connection, self._interval_s, found)):
-                pool = group[0].pool
-                if pool.id not in pools or not pool.is_on:
-                    continue
-                if any(_woken(one) for one in group):
-                    numbers = [(one.pool, _woken(one) or one.decided) for one in group]
-                    await write_numbers(connection, numbers)
-                    woken.append(pool.id)
+            for pool_id, numbers in _woken(
+                await look_at(connection, self._interval_s, found), pools
+            ).items():
+                await write_numbers(connection, numbers)
+                woken.append(pool_id)
             return woken
 
         for pool_id in await self._database.run(work, deadline_s=_DEADLINE_S):
@@ -380,16 +380,41 @@ def _ratio(
     return its.of_role(role).work_s(prompt, output) / work_s if work_s else 1.0
 
 
-def _woken(one: Looked) -> PoolPlan | None:
-    """Return the last plan with sleeping replicas woken, the first replica, or None."""
+def _woken(looked: Sequence[Looked], waiting: Collection[str]) -> dict[str, Decided]:
+    """Return the numbers of pools that wake sleeping replicas, or boot a first one.
+
+    Args:
+        looked: Pools with waiting work, and other pools.
+        waiting: Ids of the pools with waiting work.
+    """
+    on = [one for one in looked if one.pool.is_on]
+    keys = {one.pool.key for one in on if one.pool.id in waiting}
+    states = {one.pool.key: one.state for one in on}
+    counts = wakes(states, keys, on[0].memory.looked_at) if on else {}
+    found: dict[str, Decided] = {}
+    for group in by_pool(on):
+        plans = [
+            _woken_plan(one, counts.get(one.pool.key, 0), is_waiting=one.pool.key in keys)
+            for one in group
+        ]
+        if any(plans):
+            found[group[0].pool.id] = [
+                (one.pool, it or one.decided) for one, it in zip(group, plans, strict=True)
+            ]
+    return found
+
+
+def _woken_plan(one: Looked, count: int, *, is_waiting: bool) -> PoolPlan | None:
+    """Return the last plan with `count` sleeping replicas woken, the first replica, or None."""
     before = one.pool.hand if one.pool.scaled is None else one.pool.scaled
-    wanted = one.decided.wanted
-    if before == one.pool.sleepers == 0 and wanted and one.state.facts.backlog_work_s:
+    wanted, waits = one.decided.wanted, one.state.facts.backlog_work_s
+    if is_waiting and before == one.pool.sleepers == 0 and wanted and waits:
         reason = ScalingReason(Cause.WAKE, wanted, "work waits, and the pool has no replica")
         return replace(one.decided, reasons=(*one.decided.reasons, reason))
-    if not (count := urgent(one.state, one.memory.looked_at)):
+    if not count:
         return None
-    text = f"{one.state.facts.backlog_work_s:.1f} work-seconds wait: {count} sleepers wake"
+    where = f"{waits:.1f} work-seconds wait" if is_waiting else "work waits in another pool"
+    text = f"{where}: {count} sleepers wake"
     reason = ScalingReason(Cause.WAKE, before + count, text)
     asleep = max(0, one.pool.sleepers - count)
     return replace(one.decided, wanted=before + count, reasons=(reason,), asleep=asleep)

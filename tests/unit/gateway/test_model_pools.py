@@ -3,7 +3,7 @@
 import hashlib
 
 from gateway.directory import Directory
-from gateway.model_pools import PoolChooser, served_by
+from gateway.model_pools import PoolChooser, WakeablePools, served_by
 from gateway.pool_choice import PoolReason
 from sluice.hashing import cache_root
 from sluice.watch import ControlState
@@ -125,3 +125,32 @@ def test_a_session_keeps_its_pool_and_bases_of_all_pools_are_fetched() -> None:
         assert len(placed) == 1
     assert {it.base_digest for it in made.served()} == {BASE, SMALL}
     assert made.pool_ids(MODEL) == ["own", "small", "twin"]
+
+
+def test_a_request_goes_to_the_pool_that_it_can_wake() -> None:
+    state = ControlState()
+
+    def see(observed: wire.ReplicaState) -> None:
+        replicas = [wire.Replica(id="r", pool_id="small", state=observed)]
+        told = wire.WatchResponse(version=1, is_snapshot=True)
+        told.upserts.replicas.extend(replicas)
+        state.apply(told)
+
+    found, here = resolve(directory(entry("own"), entry("small", is_other_base=True))), {SMALL}
+    counted: list[tuple[str, PoolReason]] = []
+    chooser = PoolChooser(
+        lambda _: None,
+        here.__contains__,
+        lambda *it: counted.append(it),
+        WakeablePools(state).has,
+    )
+    for observed, pool_id in (
+        (wire.REPLICA_STATE_STARTING, "own"),
+        (wire.REPLICA_STATE_SLEEPING, "small"),
+        (wire.REPLICA_STATE_READY, "small"),
+    ):
+        see(observed)
+        assert chooser.place(found, "session", "req_1").model.pool_id == pool_id
+    here.clear()
+    assert chooser.place(found, "session", "req_1").model.pool_id == "own", "its base is not here"
+    assert [reason for _, reason in counted] == ["none", "wake", "wake", "none"]

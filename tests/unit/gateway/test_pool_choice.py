@@ -54,6 +54,22 @@ def test_a_pool_that_does_not_serve_is_chosen_only_if_none_does(
         assert waits[number] is not None
 
 
+@given(_POOLS, st.sets(st.integers(0, 5), min_size=1), st.just(0) | _KEYS, _KEYS)
+def test_the_cheapest_pool_with_sleepers_is_chosen_if_no_pool_serves(
+    pools, asleep: set[int], session: int, salt: int
+) -> None:
+    waits = [None] * len(pools)
+    number, reason = choose_pool(pools, waits, session, salt, asleep.__contains__)
+    wakeable = [it for it in range(len(pools)) if it in asleep]
+    if not wakeable:
+        assert (number, reason) == (0, PoolReason.NONE)
+    else:
+        assert reason is PoolReason.WAKE
+        assert pools[number].price == min(pools[it].price for it in wakeable)
+        serving = [0, *waits[1:]]
+        assert choose_pool(pools, serving, session, salt, asleep.__contains__)[0] == 0
+
+
 @given(_POOLS, _WAITS, st.just(0) | _KEYS, _KEYS, st.randoms(use_true_random=False))
 def test_the_order_of_the_pools_decides_nothing(pools, waits, session, salt, random) -> None:
     rows = list(zip(pools, waits, strict=False))

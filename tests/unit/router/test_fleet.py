@@ -97,3 +97,24 @@ async def test_a_sleeping_replica_stays_attached_and_its_cell_is_noted() -> None
         assert fleet._attachments.keys() == {"asleep", "awake"}
         for _, _, task in fleet._attachments.values():
             task.cancel()
+
+
+async def test_a_cell_is_noted_if_another_pool_of_its_model_has_a_sleeper() -> None:
+    state, hub = ControlState(), RecordingHub()
+    replicas = [
+        wire.Replica(id="awake", cell_id="own-0", pool_id="own", state=wire.REPLICA_STATE_READY),
+        wire.Replica(id="lone", cell_id="lone-0", pool_id="lone", state=wire.REPLICA_STATE_READY),
+        wire.Replica(id="rest", cell_id="far-0", pool_id="far", state=wire.REPLICA_STATE_SLEEPING),
+    ]
+    cells = [
+        wire.Cell(id=f"{pool}-0", pool_id=pool, router_id=owner)
+        for pool, owner in (("own", "me"), ("lone", "me"), ("far", "other"))
+    ]
+    pools = [wire.ModelPool(pool_id=pool) for pool in ("own", "far")]
+    shared = [wire.ModelPools(id="m", pools=pools)]
+    snapshot = wire.Objects(cells=cells, replicas=replicas, model_pools=shared)
+    assert state.apply(wire.WatchResponse(version=1, is_snapshot=True, upserts=snapshot))
+    async with asyncio.TaskGroup() as group:
+        fleet = ReplicaAttachments(hub, group, open_stream, probe, router_id="me", silence_s=1.0)
+        fleet.follow(state)
+        assert hub.wakeable == {"own-0"}

@@ -16,7 +16,7 @@ from control_plane.scaling.model import (
     PoolState,
     ScalingSettings,
 )
-from control_plane.scaling.plan import plan, remember, urgent
+from control_plane.scaling.plan import plan, remember, urgent, wakes
 
 HOLD_S = ScalingSettings().hold_s
 
@@ -396,3 +396,36 @@ def test_nothing_wakes_by_itself_where_an_operator_decides() -> None:
     for settings in (replace(state.settings, is_paused=True), replace(state.settings, pin=4)):
         state.settings = settings
         assert urgent(state, 1000.0) == 0
+
+
+def _sharing(own: PoolFacts, **others: tuple[PoolFacts, float]) -> dict[str, PoolState]:
+    pools = {"own": _state(_settings(most=6), 4.0)}
+    pools["own"].facts = own
+    pools["own"].others = tuple((key, ratio) for key, (_, ratio) in others.items())
+    for key, (facts, _) in others.items():
+        pools[key] = _state(_settings(0, 6), 0.0)
+        pools[key].facts = facts
+    return pools
+
+
+def test_a_queue_wakes_sleepers_of_other_pools_of_its_model() -> None:
+    asleep = PoolFacts(0, 0, 0.0, asleep=2)
+    pools = _sharing(PoolFacts(4, 0, 50.0), far=(asleep, 1.0))
+    assert wakes(pools, {"own"}, 1000.0) == {"far": 2}
+    pools["own"].facts = PoolFacts(4, 0, 50.0, asleep=1)
+    assert wakes(pools, {"own"}, 1000.0) == {"own": 1, "far": 2}
+    assert wakes(pools, set(), 1000.0) == {}
+    pools["own"].facts = PoolFacts(4, 0, 1.0, asleep=1)
+    assert wakes(pools, {"own"}, 1000.0) == {}, "no queue"
+    pools["own"].facts = PoolFacts(0, 0, 1.0)
+    assert wakes(pools, {"own"}, 1000.0) == {"far": 2}, "one request that nobody serves"
+
+
+def test_the_cheapest_pool_wakes_first_and_work_counts_in_its_own_replicas() -> None:
+    asleep = PoolFacts(0, 0, 0.0, asleep=9)
+    pools = _sharing(PoolFacts(4, 0, 50.0), fast=(asleep, 0.5), slow=(asleep, 2.0))
+    assert wakes(pools, {"own"}, 1000.0) == {"fast": 2}
+    pools["fast"].facts = replace(asleep, asleep=1)
+    assert wakes(pools, {"own"}, 1000.0) == {"fast": 1, "slow": 2}
+    pools["fast"].settings = replace(pools["fast"].settings, is_paused=True)
+    assert wakes(pools, {"own"}, 1000.0) == {"slow": 6}
