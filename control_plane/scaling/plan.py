@@ -237,6 +237,11 @@ def _held(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason
     if facts.backlog_work_s > facts.ready * _BACKLOG_S:
         # Replicas that serve a queue are kept until the queue is empty.
         held = max(held, facts.ready)
+    if state.others and now - state.woken_at < hold_s and wanted < have:
+        # Gateways send requests of other pools to woken replicas only after these replicas are
+        # ready, so the demand of this pool does not need them yet.
+        reasons.append(ScalingReason(Cause.HOLD, have, f"woken in the last {hold_s:.0f} s"))
+        return have
     if (kept := min(have, ceil(held))) > wanted:
         reasons.append(ScalingReason(Cause.HOLD, kept, f"asked for in the last {hold_s:.0f} s"))
         return kept

@@ -8,13 +8,13 @@ from tests.integration.reporting_router import reporting
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
 DIGEST = "6d" * 32
-BOUNDS = {"replicas_max": 2, "hold_s": 60.0, "minute_worth": 0.0, "idle_s": 1.0}
+BOUNDS = {"replicas_max": 2, "hold_s": 2.0, "minute_worth": 0.0, "idle_s": 1.0}
 
 
 async def test_a_sleeper_of_another_pool_wakes_before_the_next_plan(
     postgres_server, eventually, start_control_plane, tmp_path
 ) -> None:
-    name, interval_s = "pool_wakes", "10"
+    name, interval_s = "pool_wakes", "4"
     await postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_server.template}")
     settings = {"CONTROL_PLANE__SCALING_INTERVAL_S": interval_s}
     async with (

@@ -429,3 +429,14 @@ def test_the_cheapest_pool_wakes_first_and_work_counts_in_its_own_replicas() -> 
     assert wakes(pools, {"own"}, 1000.0) == {"fast": 1, "slow": 2}
     pools["fast"].settings = replace(pools["fast"].settings, is_paused=True)
     assert wakes(pools, {"own"}, 1000.0) == {"slow": 6}
+
+
+def test_a_sleeper_that_woke_for_another_pool_serves_for_the_hold() -> None:
+    pools = _sharing(PoolFacts(4, 0, 0.0), far=(PoolFacts(1, 0, 0.0, planned=1), 1.0))
+    far = pools["far"]
+    far.others = (("own", 1.0),)
+    far.note_sleepers(1, 900.0)
+    far.note_sleepers(0, 1000.0)
+    far.known_since = far.demand_at = -10_000.0
+    assert plan(pools, _OPEN, 1000.0)["far"].wanted == 1
+    assert plan(pools, _OPEN, 1000.0 + HOLD_S)["far"].wanted == 0
