@@ -169,12 +169,7 @@ class Gateway:
             texts=self.texts,
             guards=GuardBoard(self.metrics.guard_matches, self.judges),
             auto=self.stateful.auto_board(self.directory, self.links.views),
-            pools=PoolChooser(
-                self.links.wait_ms,
-                self.assets.has,
-                self.metrics.pool_chosen,
-                WakeablePools(self.watcher.state).has,
-            ),
+            pools=self._pool_chooser(),
         )
         embeddings = Embeddings(
             directory=self.directory,
@@ -209,6 +204,11 @@ class Gateway:
             handlers = {tail: routes.find(f"/v1/{tail}").handler("POST") for tail in _AZURE_TAILS}
             AzurePaths(handlers).add_to(routes)
         return routes
+
+    def _pool_chooser(self) -> PoolChooser:
+        can_wake = WakeablePools(self.watcher.state).has
+        count = self.metrics.pool_chosen
+        return PoolChooser(self.links.wait_ms, self.assets.has, count, can_wake)
 
     def _add_feedback(self, routes: Routes) -> None:
         """Add the path that receives feedback on answers."""

@@ -58,10 +58,10 @@ def _newer_demands() -> Insert:
 
 
 async def pools_to_wake(connection: AsyncConnection, cells: Collection[str]) -> set[str]:
-    """Return the scaled pools of the given cells whose waiting work can be served soon.
+    """Return the scaled pools of the given cells for which replicas can be woken, or booted first.
 
-    Such a pool has sleeping replicas or no replica, or shares a model with a pool that has sleeping
-    replicas.
+    A pool counts if it has sleeping replicas or no replica, or if another pool of its models has
+    sleeping replicas.
     """
     c, p, s = tables.cells.c, tables.pools.c, pool_scalings.c
     query = (
