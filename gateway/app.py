@@ -385,6 +385,7 @@ class Gateway:
                 "gateway_open_http2_streams": lambda: http2.open_streams if http2 else 0,
                 "gateway_http2_floods": lambda: http2.floods if http2 else 0,
                 "gateway_open_sockets": lambda: self.stateful.sockets.open,
+                "gateway_open_background_responses": lambda: self.stateful.background.open,
                 "gateway_body_buffer_bytes": lambda: self.http.server.body_bytes,
                 "gateway_retries_refused": lambda: self.dispatcher.retries_refused,
                 "gateway_routers_up": lambda: self.links.up,

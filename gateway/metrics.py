@@ -32,6 +32,11 @@ _FOLLOWED = (
     ("gateway_open_http2_streams", "gauge", "Requests on connections over HTTP/2"),
     ("gateway_http2_floods", "counter", "Connections cut: too many frames that ask for nothing"),
     ("gateway_open_sockets", "gauge", "WebSockets of clients"),
+    (
+        "gateway_open_background_responses",
+        "gauge",
+        "Responses that run in the background, or go on after their client has disconnected",
+    ),
     ("gateway_body_buffer_bytes", "gauge", "Bytes of request bodies that have not all come"),
     ("gateway_retries_refused", "counter", "Lost answers not tried again: too many were already"),
     ("gateway_open_copies", "gauge", "Copies for shadow stages, and scores of answers, under way"),

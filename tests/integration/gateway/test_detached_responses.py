@@ -118,7 +118,35 @@ async def test_a_tenant_has_few_streams_without_clients(stateful: Any, eventuall
             async with w.http() as leaving:
                 await left_stream(leaving, 1)
         await eventually(lambda: w.gateway.dispatcher.open == DETACHED_MAX)
-        assert w.gateway.stateful.background.open == DETACHED_MAX
+        async with w.http() as http:
+            page = (await http.get("/metrics")).text
+        assert f"gateway_open_background_responses {DETACHED_MAX}.0" in page
+
+
+async def test_a_gateway_that_dies_in_the_grace_leaves_a_failed_response(
+    stateful: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stateful(response_grace_s=300) as w, w.http() as http:
+        w.router.plan = lambda _: ENDLESS
+        async with w.http() as leaving:
+            seen = await left_stream(leaving, 3)
+        response_id, last = seen[0]["response"]["id"], seen[-1]["sequence_number"]
+        responses = w.gateway.stateful.background
+        async with http.stream("GET", f"{PATH}/{response_id}", params=STREAM) as answer:
+            await anext(answer.aiter_lines())  # its first events are in Valkey
+        (running,) = responses._running.values()
+        running.cancel()  # the gateway dies: it writes no further event
+        w.gateway.dispatcher.stop_all()
+        await eventually(lambda: not responses.open and not w.gateway.dispatcher.open)
+        monkeypatch.setattr("gateway.responses.background._SILENT_MS", 0)
+        await responses.sweep()
+        ended = await until_ended(http, response_id)
+        assert (ended["status"], ended["error"]["code"]) == ("failed", "unavailable")
+        params = STREAM | {"starting_after": last}
+        rest = loose_events((await http.get(f"{PATH}/{response_id}", params=params)).text)
+        assert rest[-1]["type"] == "response.failed"
+        numbers = [it["sequence_number"] for it in rest]
+        assert numbers == list(range(last + 1, last + 1 + len(rest)))
 
 
 async def test_an_ended_stream_is_given_again_with_its_numbers(
