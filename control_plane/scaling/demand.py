@@ -161,6 +161,11 @@ class DemandHistory:
         return fmean(recent) if recent else 0.0
 
     @property
+    def is_falling(self) -> bool:
+        """Whether the present demand is below the base by more than noise, and outside a surge."""
+        return not self._before and self.now * self._limit() < self._followed()
+
+    @property
     def noise(self) -> float:
         """Standard deviation of the logarithm of a bucket's demand over the base."""
         known = len(self._noise)
@@ -172,8 +177,7 @@ class DemandHistory:
 
     def forecast(self, horizon_s: float) -> WorkForecast:
         """Return the demand to expect within `horizon_s` seconds."""
-        # The base follows a fall of demand late, and no demand above the recent one is expected.
-        base, now = min(self.base, max(list(self.buckets)[-_LEVEL:], default=0.0)), self.now
+        base, now = self._followed(), self.now
         expected = base * self._growth(horizon_s)
         if self._before:
             expected = max(expected, self._projected())
@@ -188,6 +192,10 @@ class DemandHistory:
             # A measured peak contains noise already, an assumed peak does not.
             peaks=(*(peak * (1 + noise) for peak in _PRIOR_PEAKS), *self._peaks),
         )
+
+    def _followed(self) -> float:
+        """Return the base, which follows a fall late, or the most recent demand if that is less."""
+        return min(self.base, max(list(self.buckets)[-_LEVEL:], default=0.0))
 
     def _follow_surge(self, base: float) -> None:
         if self.now > base * self._limit():

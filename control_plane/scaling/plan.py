@@ -30,9 +30,10 @@ from control_plane.scaling.sharing import shared
 
 _UTILISATION = 0.97  # share of a replica's time that can be used before a queue forms
 _NOISE_SIGMAS = 2.0  # standard deviations of a bucket's demand that are served without a queue
-# Standard deviations of a surge's demand that are served without a queue. They are fewer, because
-# the projection of a surge is already high.
-_SURGE_SIGMAS = 1.3
+# Standard deviations in a surge, while its demand is a projection, and while it does not rise. They
+# are fewer, because a projection is already high, and because the rise itself counts as noise.
+_RISE_SIGMAS, _SURGE_SIGMAS = 1.3, 1.8
+_PROJECTED = 1.05  # factor over the present demand from which a surge's demand is a projection
 # minutes that a surge violates without spare capacity, until a boot has ended and the backlog is
 # gone
 _SURGE_MINUTES = 5.0
@@ -111,7 +112,9 @@ def wakes(pools: Mapping[str, PoolState], waiting: Collection[str], now: float) 
 
 def remember(state: PoolState, decided: PoolPlan, now: float) -> None:
     """Record the demand of a plan, so that later plans keep its replicas for `hold_s`."""
-    state.asks.append((now, decided.ask))
+    # The base follows a fall late. Its replicas are not needed any more, so the hold has begun.
+    if not state.history.is_falling:
+        state.asks.append((now, decided.ask))
     while state.asks and state.asks[0][0] <= now - state.settings.hold_s:
         del state.asks[0]
     _record_boots(state, decided.wanted - state.facts.have, now)
@@ -192,7 +195,7 @@ def _demand_reasons(state: PoolState, now: float) -> tuple[list[ScalingReason], 
 
 def _need(forecast: WorkForecast, facts: PoolFacts) -> float:
     """Return the capacity that serves urgent work at once, and deferrable work on average."""
-    sigmas = _SURGE_SIGMAS if forecast.is_surge else _NOISE_SIGMAS
+    sigmas = _sigmas(forecast)
     at_once = forecast.expected * (1 - facts.deferrable_share)
     need = at_once * (1 + sigmas * forecast.noise)
     if not facts.deferrable_share:
@@ -200,6 +203,14 @@ def _need(forecast: WorkForecast, facts: PoolFacts) -> float:
     owed = facts.deferred_work_s / (_DEFERRED_PART * facts.deferrable_s)
     deferrable = forecast.base * facts.deferrable_share + owed
     return max(need, at_once + deferrable) / _UTILISATION
+
+
+def _sigmas(forecast: WorkForecast) -> float:
+    """Return the standard deviations of a bucket's demand that are served without a queue."""
+    if not forecast.is_surge:
+        return _NOISE_SIGMAS
+    is_projected = forecast.expected > _PROJECTED * forecast.now
+    return _RISE_SIGMAS if is_projected else _SURGE_SIGMAS
 
 
 def _wait_s(state: PoolState) -> float:

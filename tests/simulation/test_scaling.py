@@ -79,6 +79,21 @@ def test_on_the_staircase_of_llm_d_the_goal_is_met_with_fewer_replicas_than_by_o
         assert 3.0 < means["sluice"] <= 5.6 < means["hpa"]
 
 
+@pytest.mark.parametrize(("times", "late_share"), [(2, 0.0), (4, 0.0), (8, 0.045)])
+def test_a_staircase_of_more_replicas_is_served_as_well(times: int, late_share: float) -> None:
+    """A large pool gains nothing from whole replicas, so a stopped rise leaves room for the next."""
+    terms = replace(
+        ramp.TERMS,
+        replicas_min=times * ramp.TERMS.replicas_min,
+        replicas_max=times * ramp.TERMS.replicas_max,
+    )
+    for seed in range(3):
+        curve = [times * work for work in ramp.curve(seed)]
+        ours, hpa = (play(curve, rule_of(name, terms, curve), terms) for name in ("sluice", "hpa"))
+        assert ours.violated_work_share <= late_share
+        assert ours.gpu_hours < 0.96 * hpa.gpu_hours
+
+
 @pytest.mark.parametrize("step_s", [240, 480, 720])
 @pytest.mark.parametrize("boot_s", [60.0, 100.0])
 def test_staircases_with_other_steps_and_boots_are_served(step_s: int, boot_s: float) -> None:

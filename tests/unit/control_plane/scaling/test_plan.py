@@ -60,6 +60,23 @@ def test_the_replica_that_stays_is_asked_to_take_over_the_load_of_the_one_that_g
         assert _plan(state, 1000.0 + BUCKET_S * at).wanted == 2
 
 
+def test_the_hold_begins_with_the_fall_and_not_when_the_base_has_followed_it() -> None:
+    state = _state(_settings(), 20.0)
+    state.facts = PoolFacts(24, 0, 0.0)
+    for _ in range(40):
+        state.history.add(20.0)
+        state.facts = replace(state.facts, ready=_plan(state, 1000.0).wanted)
+    began = state.facts.ready
+    kept_s = 0.0
+    while state.facts.ready == began:
+        kept_s += BUCKET_S
+        state.history.add(5.0)
+        state.facts = replace(state.facts, ready=_plan(state, 1000.0 + kept_s).wanted)
+        assert kept_s <= HOLD_S + 2 * BUCKET_S
+    assert kept_s >= HOLD_S - BUCKET_S
+    assert state.facts.ready < began / 2
+
+
 def test_a_queue_asks_for_replicas_even_where_first_tokens_look_fine() -> None:
     """ai-dynamo/dynamo#10528: a planner that cannot see queue time."""
     state = _state(_settings(), 4.0)
