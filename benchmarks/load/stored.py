@@ -3,17 +3,16 @@
 One operation is one streamed answer of 100 tokens through router and gateway, with keys, limits and
 tokenizing on. The tokens are from the `sim` driver inside a real Triton. In `chat`, the answer is a
 chat completion. In `unstored` and `stored`, it is a response without and with `store`. All three
-run in turns, with the same prompts. Each client pauses for a random time between answers, so that
-answers begin independently. Otherwise unstored answers would begin in the same engine steps, and
-stored ones would not. Not measured: the engine, the client, the control plane, which writes
-responses to PostgreSQL, and Valkey. The medians of the rounds are the figures to read.
-Run: `python -m benchmarks.load.stored`.
+run in turns, with the same prompts. Requests arrive at the same random times, 50 per second. If
+clients waited for answers instead, a longer answer would leave fewer answers in a step of the
+engine, and each step costs the router CPU time. Not measured: the engine, the client, the control
+plane, which writes responses to PostgreSQL, and Valkey. The medians of the rounds are the figures
+to read. Run: `python -m benchmarks.load.stored`.
 """
 
 import asyncio
 import random
 from functools import partial
-from itertools import count
 from typing import Any
 
 import aiohttp
@@ -22,9 +21,8 @@ from benchmarks.load.stack import BenchmarkStack, started
 from benchmarks.load.turns import in_turns, median_us
 from benchmarks.results import write_result
 
-_STREAMS, _REQUESTS, _TOKENS, _ROUNDS = 50, 500, 100, 5
+_PER_S, _REQUESTS, _TOKENS, _ROUNDS = 50, 500, 100, 5
 _LIMIT_S = 120.0
-_PAUSE_S_MAX = 0.5
 _PROMPT = "Tell me a story about a river and a gate."
 _COMMON = {"model": "sluice-tiny", "stream": True, "ignore_eos": True}
 _CHAT: dict[str, Any] = {
@@ -40,21 +38,20 @@ _WAYS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 async def _answers(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
-    numbers, pauses = count(), random.Random(1)
+    arrivals = random.Random(1)
 
-    async def stream() -> None:
-        while next(numbers) < _REQUESTS:
-            await asyncio.sleep(pauses.uniform(0, _PAUSE_S_MAX))
-            async with http.post(url, json=body) as answer:
-                assert answer.status == 200, await answer.text()
-                rest = b""
-                async for piece in answer.content.iter_any():
-                    rest = (rest + piece)[-64:]
-                assert rest.endswith(b"data: [DONE]\n\n")
+    async def stream(begins_s: float) -> None:
+        await asyncio.sleep(begins_s)
+        async with http.post(url, json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            rest = b""
+            async for piece in answer.content.iter_any():
+                rest = (rest + piece)[-64:]
+            assert rest.endswith(b"data: [DONE]\n\n")
 
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(_STREAMS):
-            tasks.create_task(stream())
+        for _ in range(_REQUESTS):
+            tasks.create_task(stream(arrivals.uniform(0, _REQUESTS / _PER_S)))
     await asyncio.sleep(2.0)  # writes after the last event count as well
 
 
@@ -82,7 +79,7 @@ def main() -> None:
         figures = asyncio.run(_measured(stack))
     assert __doc__ is not None
     operation = __doc__.split("\n\n")[1].strip().replace("\n", " ")
-    parameters = {"streams": _STREAMS, "requests": _REQUESTS, "tokens": _TOKENS, "rounds": _ROUNDS}
+    parameters = {"per_s": _PER_S, "requests": _REQUESTS, "tokens": _TOKENS, "rounds": _ROUNDS}
     ratio = figures["stored"]["total_us"] / figures["chat"]["total_us"]
     record = {"parameters": parameters, **figures, "stored_of_chat": round(ratio, 3)}
     print(write_result("stored", operation, record).read_text())
