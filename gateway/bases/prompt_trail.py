@@ -72,7 +72,8 @@ class PromptTrail:
     def ids(self) -> "array[int]":
         """Return all stored ids."""
         assert self.latest is not None, "there is a record"
-        ids = array("I", router.Submit.FromString(self.packed).prompt)
+        # from a list, twice as fast as from the message's own container
+        ids = array("I", router.Submit.FromString(self.packed).prompt[:])
         ids.extend(self.latest.rest)
         return ids
 
