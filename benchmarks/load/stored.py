@@ -4,10 +4,10 @@ One operation is one streamed answer of 100 tokens through router and gateway, w
 tokenizing on. The tokens are from the `sim` driver inside a real Triton. In `chat`, the answer is a
 chat completion. In `unstored` and `stored`, it is a response without and with `store`. All three
 run in turns, with the same prompts. Requests arrive at the same random times, 50 per second. If
-clients waited for answers instead, a longer answer would leave fewer answers in a step of the
-engine, and each step costs the router CPU time. Not measured: the engine, the client, the control
-plane, which writes responses to PostgreSQL, and Valkey. The medians of the rounds are the figures
-to read. Run: `python -m benchmarks.load.stored`.
+clients waited for answers instead, slower answers would share fewer steps of the engine. Each step
+costs the router CPU time. Not measured: the engine, the client, the control plane, which writes
+responses to PostgreSQL, and Valkey. The medians of the rounds are the figures to read.
+Run: `python -m benchmarks.load.stored`.
 """
 
 import asyncio
