@@ -100,6 +100,12 @@ _DATA_PLANE = (
         lambda it: f"{it['added_of_turn_2']:.2f} x",
     ),
     FigureRow(
+        "a stored response against a chat completion of the same 100 tokens: CPU of gateway and"
+        " router",
+        "stored",
+        lambda it: f"{it['stored_of_chat']:.2f} x",
+    ),
+    FigureRow(
         "turn 50 of 50,000 tokens at a worker that has not seen the chain: without / with stored"
         " tokens",
         "chains",

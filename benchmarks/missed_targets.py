@@ -90,13 +90,6 @@ MISSED = (
         "1.1 x",
     ),
     FigureRow(
-        "a stored response against a chat completion of the same 100 tokens: CPU of gateway and"
-        " router",
-        "stored",
-        lambda it: f"{it['stored_of_chat']:.2f} x",
-        target="1.15 x",
-    ),
-    FigureRow(
         "50 streams on one WebSocket against 50 connections of SSE: CPU per token",
         "sockets",
         lambda it: f"{it['socket_of_sse']:.2f} x",
