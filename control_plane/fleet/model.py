@@ -202,6 +202,7 @@ def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
     replicas only decode, spread evenly over the cells. A replica keeps its role as long as the pool
     has this role, and later replicas fill vacant roles. While replicas are missing, both roles have
     fewer replicas. No role then has all replicas, because each request needs prefill and decode.
+    If all ready replicas of a cell would only prefill, the first of them does both.
     """
     counted: dict[str, list[Replica]] = {}
     for replica in sorted(replicas, key=lambda replica: replica.id):
@@ -231,8 +232,19 @@ def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
                 having[role].append(waiting[cell_id].popleft())
                 in_cell[cell_id] += 1
         roles = {replica.id: role for role, held in having.items() for replica in held}
+        for replica_id in _lone_prefills(own, roles):
+            del roles[replica_id]
         changed |= {r.id: roles.get(r.id, "") for r in own if r.role != roles.get(r.id, "")}
     return changed
+
+
+def _lone_prefills(replicas: Iterable[Replica], roles: Mapping[str, str]) -> list[str]:
+    """Return the first ready replica of each cell whose ready replicas all only prefill."""
+    ready: dict[str, list[str]] = {}
+    for replica in replicas:
+        if replica.state is ReplicaState.READY and not replica.sleeps:
+            ready.setdefault(replica.cell_id, []).append(replica.id)
+    return [ids[0] for ids in ready.values() if all(roles.get(it) == "prefill" for it in ids)]
 
 
 def role_targets(pool: Pool, there: int) -> tuple[int, int]:

@@ -289,3 +289,23 @@ def test_a_role_grows_by_a_replica_of_the_other_without_a_boot() -> None:
     plan = plan_replicas([pool], {"p": ("p-0",)}, _NODES, replicas, lambda: "new")
     assert (plan.create, plan.drain) == ((), ())
     assert assign_roles([pool], replicas) == {"r1": "decode", "r2": "decode"}
+
+
+def test_the_only_ready_replica_does_both_until_another_one_decodes() -> None:
+    pool = Pool("p", "sim", 3, 0, prefill=1, decode=2)
+    ready, booting = ReplicaState.READY, ReplicaState.STARTING
+    states = {"prefill": ready, "decode": booting, "other": booting}
+    replicas = [
+        Replica(
+            name, "p", "p-0", "n0", state=state, role="prefill" if name == "prefill" else "decode"
+        )
+        for name, state in states.items()
+    ]
+    assert assign_roles([pool], replicas) == {"prefill": ""}
+    alone = _roles(pool, replicas)
+    assert assign_roles([pool], alone) == {}, "a second look changes nothing"
+    elsewhere = [replace(r, cell_id="p-1") if r.id == "other" else r for r in alone]
+    elsewhere[2] = replace(elsewhere[2], state=ready)
+    assert assign_roles([pool], elsewhere) == {}, "a replica of another cell does not help"
+    served = [replace(r, state=ready) for r in alone]
+    assert assign_roles([pool], served) == {"prefill": "prefill"}
