@@ -6,7 +6,6 @@ processes the events of all answers.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
@@ -21,9 +20,9 @@ from gateway.dispatch.routers import RouterLinks
 class Answers:
     """The answers to one request, which run while the `with` block runs.
 
-    At most one coroutine waits at a time. The coroutine first awaits `begun`, and then iterates
-    over the answers in the order of their ends. The first refused answer ends all other answers and
-    the iteration.
+    At most one coroutine waits at a time. The coroutine first awaits `begun`. It then awaits
+    `next_change` and calls `take_ended` until `is_over`. The first refused answer ends all other
+    answers.
 
     Attributes:
         refusal: The refusal that ended the answers, or None while no answer was refused.
@@ -54,7 +53,7 @@ class Answers:
         self._due: list[Generation] = []
         self._pursuits: list[Pursuit] = []
         self._woken: list[Pursuit] = []
-        self._ended: deque[Generation] = deque()
+        self._ended: list[Generation] = []
         self._change: asyncio.Future[None] | None = None
 
     @property
@@ -89,42 +88,49 @@ class Answers:
             before any token.
         """
         while not self._has_begun and self.refusal is None and self._pursuits:
-            await self._more()
+            await self.next_change()
+            self._look()
         return None if self._has_begun else self.refusal
 
-    def __aiter__(self) -> Self:
-        return self
+    @property
+    def is_over(self) -> bool:
+        """Whether all answers have ended, and `take_ended` has returned all successes."""
+        return not (self._pursuits or self._due or self._ended)
 
-    async def __anext__(self) -> Generation:
-        """Return the next answer that ends with success. A refusal ends the iteration."""
-        while not self._ended:
-            if not self._pursuits and not self._due:
-                raise StopAsyncIteration
-            await self._more()
-        return self._ended.popleft()
+    def take_ended(self) -> list[Generation]:
+        """Process all events, and return the answers that have ended with success since then."""
+        self._look()
+        ended, self._ended = self._ended, []
+        return ended
 
     async def finished(self) -> GenerationEnd | None:
         """Wait until all answers have ended, and return the refusal if an answer was refused."""
         self._awaits_end = True
         while self._pursuits or self._due:
-            await self._more()
+            await self.next_change()
+            self._look()
         return self.refusal
+
+    def next_change(self) -> asyncio.Future[None]:
+        """Submit the due answers, and return a future of the next event.
+
+        This is no coroutine, because a coroutine would use memory in each stream.
+        """
+        for generation in self._due:
+            self._pursue(generation, [])
+        self._due.clear()
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._woken or self._ended:
+            change.set_result(None)
+        else:
+            self._change = change
+        return change
 
     def stop(self) -> None:
         """End all running answers, because the process is about to exit."""
         for pursuit in self._pursuits:
             pursuit.generation.end(STOPPING)
             pursuit.on_routers_changed()
-
-    async def _more(self) -> None:
-        """Wait until a generation or the dispatcher reports an event, and advance the answers."""
-        for generation in self._due:
-            self._pursue(generation, [])
-        self._due.clear()
-        if not self._woken:
-            self._change = asyncio.get_running_loop().create_future()
-            await self._change
-        self._look()
 
     def _pursue(self, generation: Generation, siblings: list[Generation]) -> None:
         pursuit = Pursuit(generation, siblings, self._links, self._retries, self._wake)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from gateway.auto.board import AskedPrompt
 from gateway.bases.assets import BaseAssets, EncodedPrompt
@@ -138,14 +139,10 @@ class ChatTask(ChatRequest, TextTask):
         names: tuple[str, ...] = ()
         if self.tools:
             names = tuple([tool.function.name for tool in self.callable_tools])
-        return partial(
-            _pipe,
-            assets,
-            tuple(self.stops),
-            names,
-            is_parallel=self.is_parallel,
-            is_reasoning=prompt.is_reasoning,
-            is_forced=bool(names) and self.must_call,
+        is_forced = bool(names) and self.must_call
+        # a third smaller than a `partial` with keywords, since each stream has one
+        return _NewPipe(
+            assets, tuple(self.stops), names, self.is_parallel, prompt.is_reasoning, is_forced
         )
 
     def new_logprobs(self, assets: BaseAssets) -> NewLogprobs | None:
@@ -185,24 +182,27 @@ def _calls_of(message: Message) -> str:
     return "".join([it.function.name + it.function.arguments for it in message.tool_calls or ()])
 
 
-def _pipe(
-    assets: BaseAssets,
-    stops: tuple[str, ...],
-    tools: tuple[str, ...],
-    *,
-    is_parallel: bool,
-    is_reasoning: bool,
-    is_forced: bool,
-) -> TextPipe:
-    parser = assets.dialect.parser(
-        tools=tools,
-        is_parallel=is_parallel,
-        new_call_id=partial(new_id, "call"),
-        is_reasoning=is_reasoning,
-        is_forced=is_forced,
-    )
-    table = assets.table if parser is None else assets.table_for(tools=bool(tools))
-    return TextPipe(table, stops, parser)
+class _NewPipe(NamedTuple):
+    """Returns a pipe with the parser of a model's calls and reasoning."""
+
+    assets: BaseAssets
+    stops: tuple[str, ...]
+    tools: tuple[str, ...]
+    is_parallel: bool
+    is_reasoning: bool
+    is_forced: bool
+
+    def __call__(self) -> TextPipe:
+        assets = self.assets
+        parser = assets.dialect.parser(
+            tools=self.tools,
+            is_parallel=self.is_parallel,
+            new_call_id=partial(new_id, "call"),
+            is_reasoning=self.is_reasoning,
+            is_forced=self.is_forced,
+        )
+        table = assets.table if parser is None else assets.table_for(tools=bool(self.tools))
+        return TextPipe(table, self.stops, parser)
 
 
 def _logprobs(table: TokenTable) -> tuple[LogprobLine, LogprobFormat]:

@@ -126,6 +126,46 @@ class Completer:
         self, request: web.Request, principal: Principal, task: TextTask
     ) -> web.StreamResponse:
         """Answer one request body, by its model or by a fallback model."""
+        exchange, control, kept = await self._accepted(request, principal, task)
+        del task, principal  # frees the body while a stream runs
+        try:
+            try:
+                if control is None:  # the usual case
+                    return await self._replies.reply(request, exchange)
+                return await self._answer_by_release(request, exchange, control)
+            except PlatformError as refusal:
+                if not await self._stands_in(request, exchange, refusal):
+                    raise
+                # frees the frames, which reference the first attempt
+                wanted = refusal.with_traceback(None)
+            try:
+                return await self._replies.reply(request, exchange)
+            except PlatformError as other:
+                policy = other.code.policy
+                if not (policy.lets_stand_in or policy.is_passed_over):
+                    raise
+                raise wanted from other  # the client knows only the model that it requested
+            finally:
+                del wanted  # breaks the reference cycle of the raised error and this frame
+        except BaseException as error:
+            exchange.end_by(error)
+            raise
+        finally:
+            self._close(request, exchange, kept)
+            self._open.discard(exchange.uid)
+
+    async def _accepted(
+        self, request: web.Request, principal: Principal, task: TextTask
+    ) -> tuple[HttpExchange, ResolvedModel | None, KeptRequest | None]:
+        """Choose the model, encode the prompts and reserve the limits of a request.
+
+        Returns:
+            The exchange, control's model if control answers after a failure of the canary, and the
+            texts to keep.
+
+        Raises:
+            PlatformError: The request is refused.
+        """
         received_at_s, received_at_unix_ms = time.monotonic(), time.time_ns() // 1_000_000
         identity = identity_of(request)
         auto = await self._auto.decide(principal, task, identity.uid)
@@ -163,12 +203,12 @@ class Completer:
             kept = None
             if principal.text_policy is not None:
                 kept = self._texts.begin(principal.text_policy, task, identity.request_id)
-            del task, specs  # frees the body while a stream runs
-            return await self._accepted(request, exchange, resolved.instead, kept)
-        finally:
+        except BaseException:
             if counted is not None:  # the request was counted, but no answer was begun
                 self._limiter.settle(counted, prompt_tokens=0, output_tokens=0, was_served=True)
             self._open.discard(identity.uid)
+            raise
+        return exchange, resolved.instead, kept
 
     async def _entered(
         self,
@@ -209,39 +249,6 @@ class Completer:
             f"Try again in {retry_s:.1f} s.",
             retry_after_s=retry_s,
         )
-
-    async def _accepted(
-        self,
-        request: web.Request,
-        exchange: HttpExchange,
-        control: ResolvedModel | None,
-        kept: KeptRequest | None,
-    ) -> web.StreamResponse:
-        """Return the answer of the requested model or of a fallback, and end the request once."""
-        try:
-            try:
-                if control is None:  # the usual case
-                    return await self._replies.reply(request, exchange)
-                return await self._answer_by_release(request, exchange, control)
-            except PlatformError as refusal:
-                if not await self._stands_in(request, exchange, refusal):
-                    raise
-                # frees the frames, which reference the first attempt
-                wanted = refusal.with_traceback(None)
-            try:
-                return await self._replies.reply(request, exchange)
-            except PlatformError as other:
-                policy = other.code.policy
-                if not (policy.lets_stand_in or policy.is_passed_over):
-                    raise
-                raise wanted from other  # the client knows only the model that it requested
-            finally:
-                del wanted  # breaks the reference cycle of the raised error and this frame
-        except BaseException as error:
-            exchange.end_by(error)
-            raise
-        finally:
-            self._close(request, exchange, kept)
 
     async def _answer_by_release(
         self, request: web.Request, exchange: HttpExchange, control: ResolvedModel

@@ -15,7 +15,6 @@ from aiohttp import web
 
 from gateway.bodies.mistakes import bad_value
 from gateway.bodies.schema_keywords import left_out
-from gateway.dispatch.answers import Answers
 from gateway.dispatch.dispatcher import GatewayDispatcher
 from gateway.dispatch.generation import Generation, GenerationEnd, WholeGeneration
 from gateway.dispatch.pace import AttemptPace
@@ -78,8 +77,7 @@ class ReplyWriter:
     async def _stream(self, request: web.Request, exchange: HttpExchange) -> web.StreamResponse:
         streams, end = self._streams(exchange)
         api = type(exchange.body)
-        headers = STREAM_HEADERS | _headers(request, exchange, streams)
-        response = LiveResponse(request, headers)
+        response = LiveResponse(request, STREAM_HEADERS | _headers(request, exchange, streams))
         exchange.begin(streams, self._gateway_id)
         with (
             self._dispatcher.dispatch(streams, exchange.answers_per_prompt) as answers,
@@ -88,14 +86,22 @@ class ReplyWriter:
             if (refusal := await answers.begun()) is not None:
                 raise _error_of(refusal, exchange)
             _begin(response, streams, exchange)
+            last = b""
             while True:
                 try:
-                    last = await _last(answers, streams, end, exchange, api)
+                    # no coroutine around this loop, because it would use memory in each stream
+                    while not answers.is_over:
+                        await answers.next_change()
+                        for ended in answers.take_ended():
+                            if ended.guard is not None:
+                                await settled(ended)
+                            last = _end_choice(streams, ended.spec.choice, exchange)
+                    last += await _ending(answers.refusal, end, exchange, api)
                     break
                 except asyncio.CancelledError:
                     if not _detach(response, streams, end):
                         raise
-        if last is None:
+        if exchange.outcome == ErrorCode.SLOW_READER:
             response.cut()
         else:
             await _end(response, streams, last)
@@ -181,28 +187,16 @@ def _begin(
     exchange.forget_body()
 
 
-async def _last(
-    answers: Answers,
-    streams: Sequence[StreamedGeneration],
-    end: StreamEnd,
-    exchange: HttpExchange,
-    api: type[TextTask],
-) -> bytes | None:
-    """Wait for the ends of all choices, and return the last bytes of the stream.
-
-    The result is None if the client reads too slowly.
-    """
-    last = b""
-    async for ended in answers:
-        if ended.guard is not None:
-            await settled(ended)
-        last = _end_choice(streams, ended.spec.choice, exchange)
-    if answers.refusal is None:
-        return last + await end.last(_usage(exchange, api), int(time.time()))
-    exchange.outcome = answers.refusal.code
-    if answers.refusal.code is ErrorCode.SLOW_READER:
-        return None
-    return end.failure(_failure_of(answers.refusal, exchange))
+async def _ending(
+    refusal: GenerationEnd | None, end: StreamEnd, exchange: HttpExchange, api: type[TextTask]
+) -> bytes:
+    """Return the last bytes of a stream, which are none for a client that reads too slowly."""
+    if refusal is None:
+        return await end.last(_usage(exchange, api), int(time.time()))
+    exchange.outcome = refusal.code
+    if refusal.code is ErrorCode.SLOW_READER:
+        return b""
+    return end.failure(_failure_of(refusal, exchange))
 
 
 def _detach(response: LiveResponse, streams: Sequence[StreamedGeneration], end: StreamEnd) -> bool:

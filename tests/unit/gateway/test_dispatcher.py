@@ -121,9 +121,11 @@ class Request:
             if (refusal := await answers.begun()) is not None:
                 return refusal
             self._on_first()
-            async for generation in answers:
-                assert generation.ending is not None
-                self.endings.append((generation.spec.choice, generation.ending.kind))
+            while not answers.is_over:
+                await answers.next_change()
+                for generation in answers.take_ended():
+                    assert generation.ending is not None
+                    self.endings.append((generation.spec.choice, generation.ending.kind))
         return answers.refusal
 
 
