@@ -211,6 +211,7 @@ async def test_a_number_by_hand_stands_until_it_is_lifted_or_over(
     replayed = await sluice("replay", "hand", "--trace", str(trace), status=2)
     assert "no column TIMESTAMP" in replayed
     await sluice("pin", "hand", "2", "--for", "soon", status=2)
+    assert "no role prefill" in await sluice("pin", "hand", "2", "--prefill", "1", status=1)
     told = (await plane.admin.get("/v1/audit", params={"kind": "scaling"})).json()["data"]
     assert {"create", "change"} <= {row["action"] for row in told}
     assert (await plane.admin.delete("/v1/pools/hand/scaling")).status_code == 204
