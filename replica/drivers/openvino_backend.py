@@ -18,13 +18,13 @@ import openvino as ov
 
 from replica.drivers.kv_pool import KvPool
 from replica.drivers.lora_slots import LoraSlots
+from replica.engine.backend import StepFailedError
 from replica.engine.graph import SAMPLED_ROWS, Base, build_graph, paged
 from replica.engine.lora import LoraAdapter, read_adapter
 from replica.engine.plan import (
     NO_SLOT,
     Adapter,
     ScheduledSequence,
-    StepFailedError,
     StepOutput,
     StepPlan,
 )

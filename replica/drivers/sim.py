@@ -35,8 +35,9 @@ from replica.engine.artifact import (
     read_base_facts,
     read_json,
 )
+from replica.engine.backend import StepFailedError
 from replica.engine.core import ScheduledEngine
-from replica.engine.plan import Adapter, ScheduledSequence, StepFailedError, StepOutput, StepPlan
+from replica.engine.plan import Adapter, ScheduledSequence, StepOutput, StepPlan
 from replica.engine.scheduler import EngineScheduler
 from replica.engine.types import Capabilities, Limits, RefusedError, SequenceRequest
 from sluice.adapter_ranks import adapter_room

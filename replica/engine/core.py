@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from replica.engine.plan import Adapter, Backend, ResizableBackend, StepFailedError
+from replica.engine.backend import Backend, ResizableBackend, StepFailedError
+from replica.engine.plan import Adapter
 from replica.engine.scheduler import EngineScheduler
 from replica.engine.types import (
     URGENT_PRIORITY,

@@ -1,7 +1,6 @@
-"""Defines the interface between scheduler and backend: the plan and the output of a step.
+"""Defines the data between scheduler and backend: the plan and the output of a step.
 
-A backend only computes. Queues and pools belong to the scheduler. A step's rows of logits have this
-order, on which backends and `replica.engine.sampler` rely:
+A step's rows of logits have this order, on which backends and `replica.engine.sampler` rely:
 
 1. `plan.decode`, in order, 1 + len(draft) rows per sequence. The first row is for the token after
    the last token. Each other row is for the token after one token of the draft, and is valid if the
@@ -16,14 +15,12 @@ order, on which backends and `replica.engine.sampler` rely:
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from replica.engine.speculation import DRAFT_TOKENS_MAX, PredictedText, PromptLookup
 from replica.engine.types import (
     NO_DRAFTS,
     URGENT_PRIORITY,
-    Capabilities,
     DraftCounts,
     PromptLogprobs,
     Score,
@@ -90,6 +87,7 @@ class ScheduledSequence:
         self.arrival = arrival
         self.root = root
         self.stop_ids = stop_ids
+        self.tokens: array[int]
         self.tokens = array("I", request.prompt) if leader is None else leader.tokens
         self.prompt_tokens = len(self.tokens)
         self.tokens_max = self.prompt_tokens + request.output_tokens_max
@@ -190,19 +188,6 @@ class Adapter(Protocol):
         ...
 
 
-@runtime_checkable
-class ResizableBackend(Protocol):
-    """A backend whose KV memory can be freed and allocated again."""
-
-    def allocated(self, blocks: int) -> Any:
-        """Allocate and return KV memory for this many blocks. Slow, and callable in any thread."""
-        ...
-
-    def use(self, memory: Any) -> None:
-        """Replace the KV memory by the given memory. The contents of the blocks are lost."""
-        ...
-
-
 class StepPlan:
     """The sequences and tokens that one step computes.
 
@@ -270,54 +255,3 @@ class StepOutput:
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list[PromptLogprobs])
     failed: dict[int, str] = field(default_factory=dict[int, str])
     refused: dict[int, str] = field(default_factory=dict[int, str])
-
-
-class StepFailedError(RuntimeError):
-    """A backend could not compute a step. Another engine may retry the step's sequences."""
-
-
-class Backend(Protocol):
-    """Computes steps for an engine. Queues and pools belong to the scheduler."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The capabilities of the backend, which never change."""
-        ...
-
-    @property
-    def block_layout(self) -> str:
-        """Description of a KV block's bytes, or empty if the backend cannot export blocks."""
-        ...
-
-    def check_request(self, request: SequenceRequest) -> None:
-        """Check the parts of a request that only the backend can check, such as its grammar.
-
-        The step thread calls this method before it accepts a sequence. Otherwise, a bad request
-        would fail a whole step with all its sequences. Another thread may call it earlier, because
-        a grammar may compile slowly. The compiled grammar should be cached until its sequence is
-        added.
-
-        Raises:
-            RefusedError: The backend cannot compute the request, so the sequence is not accepted.
-        """
-        ...
-
-    def run(self, plan: StepPlan) -> StepOutput:
-        """Compute a plan.
-
-        Raises:
-            StepFailedError: The computation failed. No sequence has a new token.
-        """
-        ...
-
-    def read_adapter(self, digest: str, directory: Path) -> Adapter:
-        """Read and check an adapter, in any thread. Raises RefusedError if it cannot be served."""
-        ...
-
-    def read_blocks(self, blocks: Sequence[int]) -> list[bytes]:
-        """Return the contents of the given KV blocks."""
-        ...
-
-    def write_blocks(self, blocks: Sequence[int], data: Sequence[bytes]) -> None:
-        """Replace the contents of the given KV blocks."""
-        ...

@@ -12,18 +12,21 @@ computation.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Final
 
 from replica.engine.types import DraftCounts
 
 # Number of equal last tokens that an earlier occurrence needs. Two are often equal by chance, and
 # four are seldom equal in short prompts.
-NGRAM_TOKENS = 3
+NGRAM_TOKENS: Final = 3
 # Largest number of prompt tokens to index per step, in about a millisecond. To index a long prompt
 # at once would delay the step for all sequences.
 READ_TOKENS_MAX = 2048
 DRAFT_TOKENS_MAX = 16  # largest number of drafted tokens per step and sequence
-_ID_BITS = 24  # bits per token id, enough for any vocabulary
-_NGRAM_MASK = (1 << NGRAM_TOKENS * _ID_BITS) - 1
+# Bits per token id. Of a vocabulary of more than a million ids, some n-grams are confused, which
+# only leads to wrong drafts. With more bits, an n-gram would not fit into a machine word.
+_ID_BITS: Final = 20
+_OLDER_MASK: Final = (1 << (NGRAM_TOKENS - 1) * _ID_BITS) - 1
 _WIDTH_FIRST = 4
 _PAUSE_MAX = 32
 
@@ -45,13 +48,13 @@ class _NgramIndex:
 
     def read(self, tokens: Sequence[int], end: int) -> None:
         """Index `tokens` up to `end`. Each token is indexed only once."""
-        ngram, follower, older = self.ngram, self.follower, self._older
+        ngram, match, follower, older = self.ngram, self.match, self.follower, self._older
         for position in range(self.seen, end):
-            ngram = (ngram << _ID_BITS | tokens[position]) & _NGRAM_MASK
+            ngram = (ngram & _OLDER_MASK) << _ID_BITS | tokens[position]
             if position >= NGRAM_TOKENS - 1:
-                self.match = follower.get(ngram) or older.get(ngram, 0)
+                match = follower.get(ngram) or older.get(ngram, 0)
                 follower[ngram] = position + 1
-        self.ngram = ngram
+        self.ngram, self.match = ngram, match
         self.seen = max(self.seen, end)
 
 
@@ -129,7 +132,7 @@ class PredictedText:
         text, begun = self._text, self._followed
         for position in range(begun, len(tokens)):
             token = tokens[position]
-            self._ngram = (self._ngram << _ID_BITS | token) & _NGRAM_MASK
+            self._ngram = (self._ngram & _OLDER_MASK) << _ID_BITS | token
             if not self._is_lost and self._at < len(text) and text[self._at] == token:
                 self._at += 1
             else:
@@ -142,7 +145,8 @@ class PredictedText:
         """Move after the next occurrence of the answer's last tokens, else after the first."""
         end = min(len(self._text), self._read + READ_TOKENS_MAX)
         for position in range(self._read, end):
-            self._read_ngram = (self._read_ngram << _ID_BITS | self._text[position]) & _NGRAM_MASK
+            older = (self._read_ngram & _OLDER_MASK) << _ID_BITS
+            self._read_ngram = older | self._text[position]
             if position >= NGRAM_TOKENS - 1:
                 self._follower.setdefault(self._read_ngram, []).append(position + 1)
         self._read = end
@@ -183,7 +187,7 @@ class PromptLookup:
         self.counts = DraftCounts()
         self._prediction, self._is_predicted = prediction, False
         self._pace, self._has_lookup = _Pace(_WIDTH_FIRST, width_max), width_max > 0
-        self.prompt = _NgramIndex() if sibling is None else sibling.prompt
+        self.prompt: _NgramIndex = _NgramIndex() if sibling is None else sibling.prompt
         self._prompt_tokens = prompt_tokens
         self._index: _NgramIndex | None = None  # None until the whole prompt is indexed
 

@@ -20,8 +20,8 @@ from replica.drivers.openvino_backend import OpenvinoBackend
 from replica.drivers.sim import load_sim
 from replica.drivers.trtllm import load_trtllm
 from replica.drivers.trtllm_api import TrtllmApi
+from replica.engine.backend import StepFailedError
 from replica.engine.driver import Driver
-from replica.engine.plan import StepFailedError
 from replica.engine.types import (
     FinishedEvent,
     PromptLogprobs,

@@ -7,8 +7,9 @@ from zlib import crc32
 import pytest
 
 from replica.engine.adapter_table import AdapterTable
+from replica.engine.backend import StepFailedError
 from replica.engine.core import ScheduledEngine
-from replica.engine.plan import NO_SLOT, ScheduledSequence, StepFailedError, StepOutput, StepPlan
+from replica.engine.plan import NO_SLOT, ScheduledSequence, StepOutput, StepPlan
 from replica.engine.scheduler import EngineScheduler
 from replica.engine.types import (
     Capabilities,
