@@ -10,9 +10,10 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from struct import iter_unpack
+from typing import Final
 
-BLOCK_TOKENS = 32  # tokens per KV block, fixed by the OpenVINO CPU plugin
-HASH_BYTES = 16
+BLOCK_TOKENS: Final = 32  # tokens per KV block, fixed by the OpenVINO CPU plugin
+HASH_BYTES: Final = 16
 _BLOCK = f"{4 * BLOCK_TOKENS}s"  # struct format of one block, with 4 bytes per token id
 
 
