@@ -1,9 +1,10 @@
 """Compiles cores for a wheel, when the build asks for it: `HATCH_BUILD_HOOKS_ENABLE=1`.
 
 The cores are the packages and modules that pyproject.toml lists for mypy: the router's core, and
-the scheduler of engines with its bookkeeping. Each is a library of its own, and both are compiled
-at once. Plain Python stays the reference, and is in the wheel as well. The compiled modules stand beside it,
-and imports find them first. Nothing is made in the checkout, where it would win over edited source.
+the scheduler of engines with its bookkeeping. Each becomes one library, and both are compiled at
+once. Plain Python stays the reference, and is in the wheel as well. The compiled modules stand
+beside it, and imports find them first. Nothing is made in the checkout, where it would win over
+edited source.
 """
 
 import os
@@ -21,8 +22,8 @@ _MADE = "made"
 _SOURCES = ("replica", "router", "sluice", "pyproject.toml")
 _NOT_COPIED = shutil.ignore_patterns("__pycache__", "_data")
 # -O1 takes a third of the compiler's time, and the router's core still needs only 0.41-0.53 of the
-# time of plain Python. mypyc's own variable chooses another level, because a test of decisions needs no
-# speed.
+# time of plain Python. mypyc's own variable chooses another level, because a test of decisions
+# needs no speed.
 _LEVEL, _USUAL_LEVEL = "MYPYC_OPT_LEVEL", "1"
 _SETUP = """
 import sys

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.builds import core_build
+from cli.builds import core_builds
 from cli.render import console, curl_line, show_json, started_table, status_json, status_table
 from cli.stack.errors import StackError
 from cli.stack.home import Home, load_secrets, read_env, try_lock
@@ -317,12 +317,14 @@ def status(
     services = ServicePlan(home, options, secrets, read_ports(home.ports_file)).services()
     rows = asyncio.run(collect(state, services, options.admin_url, secrets.admin_key))
     if as_json:
-        more = {"embeddings": state.embeddings, "router_core": core_build()}
+        builds = {core.replace(" ", "_"): build for core, build in core_builds().items()}
+        more = {"embeddings": state.embeddings, **builds}
         show_json(status_json(rows, state.phase, state.engine) | more)
     else:
         console().print(status_table(rows))
         typer.echo(f"embeddings: {state.embeddings}")
-        typer.echo(f"router core: {core_build()}")
+        for core, build in core_builds().items():
+            typer.echo(f"{core}: {build}")
     if state.phase != READY or not all(row.is_healthy for row in rows):
         raise typer.Exit(1)
 

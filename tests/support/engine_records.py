@@ -7,13 +7,11 @@ other cached blocks.
 import hashlib
 from collections import Counter
 from random import Random
-from typing import Any
 
-from replica.engine.core import ScheduledEngine
 from replica.engine.plan import ScheduledSequence, StepPlan
 from replica.engine.types import URGENT_PRIORITY, Fork, RefusedError, Sampling, SequenceRequest
 from sluice.hashing import block_hashes, cache_root
-from tests.support.memory_engine import Clock, MemoryBackend, NamedAdapter, memory_engine
+from tests.support.memory_engine import Clock, MemoryEngine, NamedAdapter, memory_engine
 
 STEPS = 250
 _ADAPTERS = 4
@@ -58,8 +56,7 @@ class EngineRecord:
         asked = random.choice(self._asked) if self._asked else self._request()
         hashes = block_hashes(asked.prompt, asked.cache_root, len(asked.prompt) // 32)
         until_s = self._clock.now_s + random.choice((-1.0, 50.0, 2000.0))
-        backend: Any = engine._backend
-        assert isinstance(backend, MemoryBackend)
+        backend = engine.backend
         backend.is_broken = random.random() < 0.02
         told: object = None
         try:
@@ -110,14 +107,13 @@ class EngineRecord:
         self._asked.append(request)
         return request
 
-    def _step(self, engine: ScheduledEngine) -> None:
-        backend: Any = engine._backend
-        assert isinstance(backend, MemoryBackend)
-        backend.plans = []
+    def _step(self, engine: MemoryEngine) -> None:
+        engine.backend.plans = []
         events = engine.step()
-        self._lines += [_plan_line(plan) for plan in backend.plans]
+        plans = engine.backend.plans
+        self._lines += [_plan_line(plan) for plan in plans]
         self._lines += [repr(events), repr(engine.load()), repr(engine.adapters())]
-        load, plans = engine.load(), backend.plans
+        load = engine.load()
         self.seen["preemptions"] = max(self.seen["preemptions"], load.preemptions)
         self.seen["cached tokens"] = max(self.seen["cached tokens"], load.cached_tokens)
         self.seen["accepted drafts"] = max(self.seen["accepted drafts"], load.accepted_tokens)

@@ -74,6 +74,7 @@ class MemoryBackend:
             raise StepFailedError("out of luck")
         self.plans.append(plan)
         for slot, adapter in plan.loads:
+            assert isinstance(adapter, NamedAdapter)
             self.slots[slot] = adapter
         output = StepOutput()
         for index, sequence in enumerate(plan.decode):
@@ -182,6 +183,16 @@ class Clock:
         self.now_s += duration_s
 
 
+class MemoryEngine(ScheduledEngine):
+    """An engine with a `MemoryBackend`."""
+
+    def __init__(
+        self, scheduler: EngineScheduler, backend: MemoryBackend, clock: Callable[[], float]
+    ) -> None:
+        super().__init__("memory", scheduler, backend, clock)
+        self.backend = backend
+
+
 def memory_engine(
     *,
     blocks: int = 64,
@@ -192,8 +203,8 @@ def memory_engine(
     adapter_memory_bytes: int = 500,
     prefix_cache: bool = True,
     clock: Callable[[], float] | None = None,
-) -> ScheduledEngine:
-    """Return an engine with a `MemoryBackend`."""
+) -> MemoryEngine:
+    """Return an idle engine."""
     limits = Limits(context, sequences, step_tokens, blocks, VOCABULARY)
     scheduler = EngineScheduler(
         limits,
@@ -202,5 +213,4 @@ def memory_engine(
         prefix_cache=prefix_cache,
         adapters=AdapterTable(slots, adapter_memory_bytes),
     )
-    backend = MemoryBackend(blocks, slots)
-    return ScheduledEngine("memory", scheduler, backend, clock or Clock())
+    return MemoryEngine(scheduler, MemoryBackend(blocks, slots), clock or Clock())
