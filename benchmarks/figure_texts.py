@@ -97,6 +97,12 @@ def compiled(result: Result) -> str:
     return " / ".join(f"{ratio:.2f}" for ratio in ratios) + " x"
 
 
+def scheduler(result: Result) -> str:
+    ratios = " / ".join(f"{it:.2f}" for it in result["of_plain"].values())
+    plain = " / ".join(f"{it:.0f}" for it in result["plain"].values())
+    return f"{ratios} x; {plain} µs"
+
+
 def interpreters(result: Result) -> str:
     request, token = result["request"], result["token"]
     return "; ".join(

@@ -64,6 +64,12 @@ _DATA_PLANE = (
         texts.interpreters,
     ),
     FigureRow(
+        "the engine's scheduler, compiled over plain: step of 256 / 16 decoding sequences, request,"
+        " request with drafts; plain",
+        "engine_scheduler",
+        texts.scheduler,
+    ),
+    FigureRow(
         "the gateway's own work per streamed token, without the `send()`",
         "gateway_paths",
         lambda it: f"{it['token_us']:.1f} µs",

@@ -27,6 +27,7 @@ MODULES = {
     "month": "benchmarks.micro.trace_month",
     "console": "benchmarks.load.console",
     "sampling": "benchmarks.micro.sampling",
+    "scheduler": "benchmarks.micro.engine_scheduler",
     "scaling_plan": "benchmarks.micro.scaling_plan",
     "engine": "benchmarks.engine_alone",
     "memory": "benchmarks.micro.engine_memory",

@@ -297,3 +297,12 @@ def test_the_engine_image_sets_the_variables_of_the_shim() -> None:
     assert "--load-model=llm" in command[-1]
     assert ",".join(_PROTOCOLS) in command[-1], "nothing is answered without a secret"
     assert (ROOT / "model_repo" / "llm" / "config.pbtxt").is_file()
+
+
+@pytest.mark.parametrize("name", ["sluice.Dockerfile", "replica-cpu.Dockerfile"])
+def test_a_recipe_that_compiles_has_the_hook_and_a_compiler(name: str) -> None:
+    found = instructions(ROOT / "deploy" / "images" / name)
+    assert ("ENV", "HATCH_BUILD_HOOKS_ENABLE=1") in found
+    assert any(kind == "COPY" and "hatch_build.py" in sources(rest) for kind, rest in found)
+    installs = [rest for kind, rest in found if kind == "RUN" and "apt-get install" in rest]
+    assert any({"gcc", "libc6-dev"} <= set(rest.split()) for rest in installs)
