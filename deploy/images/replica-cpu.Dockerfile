@@ -31,7 +31,7 @@ COPY deploy/observability/prometheus/ deploy/observability/prometheus/
 COPY migrations/ migrations/
 # Times of files would differ from build to build; SOURCE_DATE_EPOCH fixes those in the wheel.
 ENV SOURCE_DATE_EPOCH=1767225600
-# The engine's scheduler is compiled, which saves two fifths of its time per step.
+# The engine's scheduler is compiled, which saves a third of its time per step.
 ENV HATCH_BUILD_HOOKS_ENABLE=1
 RUN apt-get update \
  && apt-get install -y --no-install-recommends gcc libc6-dev \
