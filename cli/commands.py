@@ -70,7 +70,7 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "version": _local(
         "version_command:version",
-        "Print the version, and the installed build of the router's core.",
+        "Print the version, and the installed builds of the router's and the engine's cores.",
     ),
     "tools": CommandEntry("tool_commands:tools", "Tools that the gateway runs for models."),
     "tenants": CommandEntry(

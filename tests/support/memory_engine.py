@@ -95,7 +95,7 @@ class MemoryBackend:
         for block, content in zip(blocks, data, strict=True):
             self.memory[block] = array("q", content).tolist()
 
-    def _write(self, sequence: ScheduledSequence, ids: list[int]) -> None:
+    def _write(self, sequence: ScheduledSequence, ids: Sequence[int]) -> None:
         # The KV value of the last possible token is never needed, and may have no position.
         assert sequence.computed + len(ids) < sequence.tokens_max
         number = 0
