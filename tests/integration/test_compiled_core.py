@@ -47,6 +47,8 @@ LEFT_OUT = (
     "tests/unit/router/test_admission_page.py",
     "tests/unit/replica_engine/test_speculation.py"
     "::test_a_long_prompt_is_read_in_parts_and_once_for_all_siblings",
+    "tests/simulation/test_overload.py"
+    "::test_more_clients_are_served_within_two_retries_if_retry_times_are_spread",
     "tests/simulation/test_router_shell.py"
     "::test_frames_within_a_millisecond_are_one_pass_unless_a_request_waits",
     "tests/simulation/test_sim_sluice.py::test_the_router_sees_the_fleet_with_the_given_delay",
