@@ -34,6 +34,13 @@ MISSED = (
         "290 + 220",
     ),
     FigureRow(
+        "memory of a gateway worker per open stream, 10,000 of them; mostly nine coroutines and"
+        " the objects of the connection",
+        "gateway_streams",
+        lambda it: f"{it['kib_per_stream']} KiB",
+        "10.1 KiB",
+    ),
+    FigureRow(
         "client CPU of a limit's check, 64 callers at a time",
         "limiter",
         lambda it: f"{it['closed_check_64']['client_us']:.1f} µs",
