@@ -34,8 +34,8 @@ MISSED = (
         "290 + 220",
     ),
     FigureRow(
-        "memory of a gateway worker per open stream, 10,000 of them; mostly nine coroutines and"
-        " the objects of the connection",
+        "memory of a gateway worker per open stream, 10,000 of them; mostly six nested"
+        " coroutines and the objects of the connection",
         "gateway_streams",
         lambda it: f"{it['kib_per_stream']} KiB",
         "10.1 KiB",
