@@ -17,8 +17,8 @@ from control_plane.scaling import repository
 from control_plane.scaling.minutes import MINUTE_S, NUMBERS, read_minutes
 from control_plane.scaling.queries import ONE, span_of
 from control_plane.scaling.traffic import read_traffic
-from control_plane.telemetry_client import FeedDownError
 from control_plane.tables import pools
+from control_plane.telemetry_client import FeedDownError
 from control_plane.telemetry_reader import NO_TELEMETRY, TelemetryReader
 from sluice.errors import ErrorCode, PlatformError
 
