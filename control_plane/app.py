@@ -86,6 +86,7 @@ from control_plane.scaling.asking import NodeAsking
 from control_plane.scaling.consolidation import Consolidation
 from control_plane.scaling.day_routes import DayRoutes
 from control_plane.scaling.moving import Moving
+from control_plane.scaling.prefetching import Prefetching
 from control_plane.scaling.replay_routes import ReplayRoutes
 from control_plane.scaling.routes import INTERVAL_S as SCALING_INTERVAL_S
 from control_plane.scaling.routes import ScalingRoutes
@@ -158,7 +159,8 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         background = await stack.enter_async_context(asyncio.TaskGroup())
         artifacts = _artifacts(stack, database, settings, poll)
         links, read_chunk = _links(settings), artifacts.read_chunk
-        distribution = DistributionService(database, feed, metrics, links, read_chunk)
+        limits = (metrics, links, read_chunk, poll.of("scaling"))
+        distribution = DistributionService(database, feed, *limits)
         base_prompts = _base_prompts(database, feed, artifacts)
         quality = Quality(
             database, feed, metrics.quality, budget, token_ids=lambda: base_prompts.token_ids
@@ -373,8 +375,8 @@ def _scaling(
     mode = Consolidation(settings.scaling_consolidation)
     moving = Moving(actuators, mode, settings.scaling_consolidation_hold_s)
     counts = (count_late, asking, moving, metrics.count_move)
-    ahead_max = settings.scaling_prefetch_bases
-    return Scaling(database, interval_s, show, *counts, ahead_max, may_have_work)
+    prefetching = Prefetching(settings.scaling_prefetch_bases)
+    return Scaling(database, interval_s, show, *counts, prefetching, may_have_work)
 
 
 async def _texts(stack: AsyncExitStack, settings: Settings) -> TextStore:

@@ -37,6 +37,7 @@ from control_plane.distribution.wants import Wants, wants_of
 from control_plane.fields import is_digest
 from control_plane.metrics import ControlPlaneMetrics
 from control_plane.watch.feed import Feed
+from control_plane.work_poll import MayHaveWork, unknown
 from sluice.errors import ErrorCode, PlatformError
 from sluice.lifecycle import run_every
 from sluice.manifests import parse_manifest
@@ -125,6 +126,7 @@ class DistributionService(DistributionServiceServicer):
         metrics: ControlPlaneMetrics,
         limits: PlannerLimits,
         read_chunk: ReadChunk,
+        may_scale: MayHaveWork = unknown,
     ) -> None:
         """Create the gRPC service. `run` must be started in a task.
 
@@ -134,10 +136,12 @@ class DistributionService(DistributionServiceServicer):
             metrics: Metrics of the service.
             limits: Limits of the planner.
             read_chunk: Reads a chunk from the store, and verifies it.
+            may_scale: Tells whether there may be scaled pools, for which nodes fetch bases ahead.
         """
         self._database = database
         self._text_files = TextFiles(database, read_chunk)
         self._feed = feed
+        self._may_scale = may_scale
         self._metrics = metrics
         self._wanted = WantedIndex(feed.state)
         self._writer = WantedWriter()
@@ -323,7 +327,9 @@ class DistributionService(DistributionServiceServicer):
         """Read which nodes fetch which bases ahead. An outage leaves the last answer in effect."""
 
         async def look() -> None:
-            found = await self._database.run(repository.ahead, deadline_s=_DATABASE_S)
+            found: dict[str, frozenset[str]] = {}
+            if self._may_scale():
+                found = await self._database.run(repository.ahead, deadline_s=_DATABASE_S)
             self._wanted.prefetch(found)
             self._compare()
 

@@ -105,9 +105,8 @@ def next_move(fleet: PackedFleet, mode: Consolidation) -> Move | None:
     )
     for node in order[:_TRIALS_MAX]:
         targets = packing.targets(node)
-        if targets is None or not packing.has_room_soon(node, targets):
-            continue
-        if why := packing.gain(node, targets, mode):
+        why = "" if targets is None else packing.gain(node, targets, mode)
+        if targets and why and packing.has_room_soon(node, targets):
             replica, new = targets[0]
             return Move(replica, new.node_id, f"{node.id} becomes empty, and {why}")
     return None
@@ -215,13 +214,13 @@ class _Packing:
         for _, new in moves:
             held[new.node_id].append(new)
         open_ = [it for it in self._fleet.nodes if it.is_schedulable and it.id != node.id]
-        rooms = {it.id: _room(it, held[it.id]) for it in open_} if growth else {}
+        # The first node with room is taken, because the best one of a large fleet takes too long.
+        rooms = [_room(it, held[it.id]) for it in open_] if growth else []
         for pool in in_order(self._fleet.pools[key].pool for key in growth):
             for _ in range(growth[pool.id]):
-                fitting = [it for it in rooms.values() if _fits(it, pool)]
-                if not fitting:
+                room = next((it for it in rooms if _fits(it, pool)), None)
+                if room is None:
                     return False
-                room = min(fitting, key=lambda it: _left(it, pool))
                 room.take(pool.needs, room.accelerators_for(pool.needs) or ())
         return True
 

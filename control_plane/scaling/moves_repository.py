@@ -135,11 +135,18 @@ async def end(connection: AsyncConnection, move: OpenMove, result: str) -> None:
     await connection.execute(query.values(ended_at=func.now(), result=result))
 
 
-async def write_vacated(connection: AsyncConnection, node_id: str) -> None:
-    """Mark the node that is being emptied, or none, and keep the marks of empty nodes only."""
+async def write_vacated(connection: AsyncConnection, node_id: str, *, keeps_empty: bool) -> None:
+    """Mark the node that is being emptied, or none. Of other marks only empty nodes' are kept.
+
+    Args:
+        connection: Connection of the round's transaction.
+        node_id: Id of the node that is being emptied, or empty.
+        keeps_empty: Whether the marks of empty nodes are kept.
+    """
     n, r = tables.nodes.c, tables.replicas.c
-    is_held = exists().where(r.node_id == n.id)
-    is_over = update(tables.nodes).where(n.is_vacated, n.id != node_id, is_held)
+    is_over = update(tables.nodes).where(n.is_vacated, n.id != node_id)
+    if keeps_empty:
+        is_over = is_over.where(exists().where(r.node_id == n.id))
     await connection.execute(is_over.values(is_vacated=False))
     chosen = update(tables.nodes).where(n.id == node_id, ~n.is_vacated)
     await connection.execute(chosen.values(is_vacated=True))

@@ -4,6 +4,7 @@ The scaling loop begins and ends moves in its own transaction. The fleet's loop 
 it starts the new replica, and drains the old one when all wanted replicas are ready.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -173,9 +174,10 @@ class Moving:
                 for key, it in pools.items()
             }
             fleet = await moves_repository.packed_fleet(connection, known, groups, self._hold_s)
-            move = next_move(fleet, self._mode)
+            move = await asyncio.to_thread(next_move, fleet, self._mode)
         node_id = "" if move is None else move.replica.node_id
-        await moves_repository.write_vacated(connection, node_id)
+        is_off = self._mode is Consolidation.OFF
+        await moves_repository.write_vacated(connection, node_id, keeps_empty=not is_off)
         if move is None:
             return None
         await moves_repository.begin(connection, move)

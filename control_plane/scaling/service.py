@@ -51,7 +51,7 @@ from control_plane.scaling.model import (
 from control_plane.scaling.moving import MoveNews, Moving, movable_pool
 from control_plane.scaling.nodes import NodesAsk
 from control_plane.scaling.plan import plan, remember, wakes
-from control_plane.scaling.prefetching import write_next_places
+from control_plane.scaling.prefetching import Prefetching
 from control_plane.scaling.repository import ScaledPool
 from control_plane.scaling.roles import key_of
 from control_plane.scaling.sharing import others_of
@@ -87,7 +87,7 @@ class Scaling:
         asking: NodeAsking,
         moving: Moving,
         count_move: Callable[[str], None],
-        ahead_max: int = 0,
+        prefetching: Prefetching,
         may_have_work: MayHaveWork = unknown,
     ) -> None:
         """Create the loop. `run` must be started in a TaskGroup.
@@ -101,7 +101,7 @@ class Scaling:
             asking: Requests nodes from actuators.
             moving: Moves replicas so that nodes become free.
             count_move: Called with the result of a move (`MoveNews.result`).
-            ahead_max: Largest number of bases that a node fetches before it has a replica.
+            prefetching: Chooses the nodes that fetch bases ahead.
             may_have_work: Tells whether there may be scaled pools.
         """
         self._database = database
@@ -112,7 +112,7 @@ class Scaling:
         self._asking = asking
         self._moving = moving
         self._count_move = count_move
-        self._ahead_max = ahead_max
+        self._prefetching = prefetching
         self._process = new_id("scaling")
         self._late: set[str] = set()
         self._looks = 0
@@ -269,7 +269,7 @@ class Scaling:
         groups = by_pool(it for it in looked if it.pool.is_on)
         movable = {group[0].pool.id: movable_pool(group) for group in groups}
         counts = {pool_id: one.ahead for pool_id, one in movable.items()}
-        await write_next_places(connection, counts, self._ahead_max)
+        await self._prefetching.look(connection, counts)
         return looked, asks, await self._moving.look(connection, movable)
 
     async def _write_minute(self, connection: AsyncConnection, looked: Sequence[Looked]) -> None:
