@@ -158,9 +158,8 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
         budgets = await _budgets(stack, database, settings, metrics, poll)
         background = await stack.enter_async_context(asyncio.TaskGroup())
         artifacts = _artifacts(stack, database, settings, poll)
-        links, read_chunk = _links(settings), artifacts.read_chunk
-        limits = (metrics, links, read_chunk, poll.of("scaling"))
-        distribution = DistributionService(database, feed, *limits)
+        options = (_links(settings), artifacts.read_chunk, poll.of("scaling"))
+        distribution = DistributionService(database, feed, metrics, *options)
         base_prompts = _base_prompts(database, feed, artifacts)
         quality = Quality(
             database, feed, metrics.quality, budget, token_ids=lambda: base_prompts.token_ids
