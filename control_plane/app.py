@@ -188,7 +188,7 @@ async def serve(settings: Settings) -> AsyncGenerator[None]:
                 scaling_interval_s=settings.scaling_interval_s,
                 actuators=actuators.keys(),
                 texts=await _texts(stack, settings),
-                ranks=rank_checks(read_chunk),
+                ranks=rank_checks(artifacts.read_chunk),
                 telemetry=await _telemetry(stack, settings),
             ),
         ]
