@@ -90,18 +90,21 @@ class ChatCompletions:
         task = self._chats.expanded(tenant_id, wanted)
         if task.has_server_tools:
             task = await self._tools.task(principal, task)
-        task, compaction = await self._chats.shortened(request, principal, task)
+        compaction = None
+        if task.compaction_policy is not None:
+            task, compaction = await self._chats.shortened(request, principal, task)
         keeper = self.keeper if wanted.store else None
+        is_tool_task = isinstance(task, ToolChatTask)
+        if keeper is None and compaction is None and not is_tool_task:
+            return task  # the usual case
         more: dict[str, Any] = {
             "keeper": keeper,
             "tenant_id": tenant_id,
             "sent": wanted.messages,
             "compaction": compaction,
         }
-        if isinstance(task, ToolChatTask):
+        if is_tool_task:
             return task.model_copy(update=more)
-        if keeper is None and compaction is None:
-            return task  # the usual case
         fields = {name: getattr(task, name) for name in ChatTask.model_fields}
         return KeptChatTask.model_construct(**fields, **more)
 

@@ -356,11 +356,16 @@ class Completer:
     ) -> Reservation:
         limiter = self._limiter
         take = limiter.reserve if counted is None else partial(limiter.reserve_counted, counted)
+        if len(specs) == 1:  # the usual case
+            prompt_tokens, output_tokens = len(specs[0].prompt), specs[0].output_tokens_max
+        else:
+            prompt_tokens = sum([len(it.prompt) for it in specs[:: task.choices]])
+            output_tokens = sum([it.output_tokens_max for it in specs])
         return await take(
             principal,
             resolved.model.id,
-            prompt_tokens=sum([len(it.prompt) for it in specs[:: task.choices]]),
-            output_tokens_max=sum([it.output_tokens_max for it in specs]),
+            prompt_tokens=prompt_tokens,
+            output_tokens_max=output_tokens,
             is_bounded=task.output_tokens_max is not None,
             answers=len(specs),
         )
