@@ -20,8 +20,8 @@ from gateway.dispatch.routers import RouterLinks
 class Answers:
     """The answers to one request, which run while the `with` block runs.
 
-    At most one coroutine waits at a time. The coroutine first awaits `begun`. It then awaits
-    `next_change` and calls `take_ended` until `is_over`. The first refused answer ends all other
+    At most one coroutine waits at a time. The coroutine first awaits `begun`. It then calls
+    `take_ended` after each `next_change`, until `is_over`. The first refused answer ends all other
     answers.
 
     Attributes:
@@ -94,8 +94,8 @@ class Answers:
 
     @property
     def is_over(self) -> bool:
-        """Whether all answers have ended, and `take_ended` has returned all successes."""
-        return not (self._pursuits or self._due or self._ended)
+        """Whether no further answer ends. Call `take_ended` before."""
+        return not (self._pursuits or self._due)
 
     def take_ended(self) -> list[Generation]:
         """Process all events, and return the answers that have ended with success since then."""
@@ -120,7 +120,7 @@ class Answers:
             self._pursue(generation, [])
         self._due.clear()
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._woken or self._ended:
+        if self._woken:
             change.set_result(None)
         else:
             self._change = change

@@ -90,12 +90,14 @@ class ReplyWriter:
             while True:
                 try:
                     # no coroutine around this loop, because it would use memory in each stream
-                    while not answers.is_over:
-                        await answers.next_change()
+                    while True:
                         for ended in answers.take_ended():
                             if ended.guard is not None:
                                 await settled(ended)
                             last = _end_choice(streams, ended.spec.choice, exchange)
+                        if answers.is_over:
+                            break
+                        await answers.next_change()
                     last += await _ending(answers.refusal, end, exchange, api)
                     break
                 except asyncio.CancelledError:

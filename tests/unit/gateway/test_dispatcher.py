@@ -121,11 +121,13 @@ class Request:
             if (refusal := await answers.begun()) is not None:
                 return refusal
             self._on_first()
-            while not answers.is_over:
-                await answers.next_change()
+            while True:
                 for generation in answers.take_ended():
                     assert generation.ending is not None
                     self.endings.append((generation.spec.choice, generation.ending.kind))
+                if answers.is_over:
+                    break
+                await answers.next_change()
         return answers.refusal
 
 
@@ -469,3 +471,23 @@ async def test_a_tenants_storm_leaves_the_retries_of_the_others(
         calm.end(STOP)
         assert await request.result is None
     assert dispatcher.retries_refused == 1
+
+
+async def test_whole_answers_wait_for_the_last_while_others_have_ended() -> None:
+    links, generations = Links(), made(3)
+
+    async def wait_for_all() -> GenerationEnd | None:
+        with GatewayDispatcher(links).dispatch(generations, 3) as answers:
+            return await answers.finished()
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(wait_for_all())
+        await turns()
+        links.submitted[0].push([40], 1.0)
+        await turns()
+        for generation in generations[:2]:
+            generation.end(GenerationEnd(EndKind.STOP))
+            await turns()
+        assert not waiting.done()
+        generations[2].end(GenerationEnd(EndKind.STOP))
+        assert await waiting is None
