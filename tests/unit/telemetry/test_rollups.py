@@ -254,6 +254,7 @@ _FLEET = {
     "retention.py": 1,
     "evidence.py": 1,  # rows of one rollout
     "scores.py": 1,  # rows of one rollout
+    "pool_demand.py": 1,  # sums over the requests of one pool, for operators of the platform
     "reconciliation.py": 1,  # engines have no tenants
     "costs/query.py": 1,  # a replica's hour is divided among all tenants
 }
