@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -275,10 +276,18 @@ async def test_prefill_and_decode_replicas_of_a_pool_are_scaled_apart(
     await plane.put("pools/split", **pool)
     await sluice("set", "split", "--min", "2", "--max", "8", "--hold", "2s", "--minute-worth", "0")
 
-    async def has(**wanted: int) -> bool:
+    async def ready() -> Counter[str]:
         rows = (await plane.admin.get("/v1/replicas", params={"pool_id": "split"})).json()["data"]
-        ready = [row["role"] for row in rows if row["state"] == "ready" and not row["is_draining"]]
-        return Counter(ready) == Counter(wanted)
+        return Counter(
+            row["role"] for row in rows if row["state"] == "ready" and not row["is_draining"]
+        )
+
+    async def has(**wanted: int) -> bool:
+        return await ready() == Counter(wanted)
+
+    async def serves_long_answers() -> bool:
+        found = await ready()
+        return found["prefill"] == 1 and found["decode"] >= 4  # a surge gets more room
 
     async with reporting(plane.grpc_address, "router-p") as router:
         router.demand["split-0"], router.prompts["split-0"] = 0.5, 5000.0  # each half a replica
@@ -291,10 +300,10 @@ async def test_prefill_and_decode_replicas_of_a_pool_are_scaled_apart(
         router.prompts["split-0"] = 25_000.0  # work of 2.5 replicas
         await eventually(lambda: has(prefill=3, decode=1), "long prompts need prefill replicas")
         router.prompts["split-0"], router.demand["split-0"] = 5000.0, 3.4
-        await eventually(lambda: has(prefill=1, decode=4), "long answers need decode replicas")
+        await eventually(serves_long_answers, "long answers need decode replicas")
         told = await sluice("explain", "split")
         assert "decode: demand of" in told or "decode: a surge" in told
-        assert "1 prefill, 4 decode" in await sluice("status")
+        assert re.search("1 prefill, [4-7] decode", await sluice("status"))
         changed = json.loads(await sluice("history", "split", "--json"))
         assert {row["role"] for row in changed} == {"prefill", "decode"}
         await sluice("pin", "split", "5", "--prefill", "2")
