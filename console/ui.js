@@ -41,15 +41,10 @@ export const Facts = ({ facts }) =>
 export const Card = ({ name, value, hint, tone = "" }) =>
   html`<div class="card ${tone}"><h2>${name}</h2><p class="value">${value}</p><p class="hint">${hint}</p></div>`;
 
-// A line over time, with its objective; the numbers are in the table beside it, too.
-export function Chart({ name, points, objective, unit }) {
-  const known = points.filter((it) => it !== null && it !== undefined);
-  if (known.length < 2) return html`<p class="empty">${name}: too few points for a chart.</p>`;
-  const top = Math.max(...known, objective || 0) * 1.1 || 1;
-  const x = (at) => (at / (points.length - 1)) * 300;
-  const y = (value) => 60 - (value / top) * 58;
+// The path of a line, with gaps where a value is missing.
+export function line(values, x, y) {
   let pen = "M";
-  const path = points
+  return values
     .map((value, at) => {
       if (value === null || value === undefined) {
         pen = "M";
@@ -60,13 +55,22 @@ export function Chart({ name, points, objective, unit }) {
       return step;
     })
     .join("");
+}
+
+// A line over time, with its objective; the numbers are in the table beside it, too.
+export function Chart({ name, points, objective, unit }) {
+  const known = points.filter((it) => it !== null && it !== undefined);
+  if (known.length < 2) return html`<p class="empty">${name}: too few points for a chart.</p>`;
+  const top = Math.max(...known, objective || 0) * 1.1 || 1;
+  const x = (at) => (at / (points.length - 1)) * 300;
+  const y = (value) => 60 - (value / top) * 58;
   const highest = Math.max(...known);
   const label = `${name}: from ${known[0]} to ${known[known.length - 1]} ${unit}, at most ${highest} ${unit}`;
   return html`<figure class="chart"><figcaption>${name}${objective ? ` (objective ${objective} ${unit})` : ""}
     </figcaption>
     <svg viewBox="0 0 300 62" role="img" aria-label=${label} preserveAspectRatio="none">
     ${objective ? html`<line class="objective" x1="0" x2="300" y1=${y(objective)} y2=${y(objective)} />` : null}<path
-      d=${path} /></svg></figure>`;
+      d=${line(points, x, y)} /></svg></figure>`;
 }
 
 export const Bar = ({ share, label }) =>

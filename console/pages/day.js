@@ -2,7 +2,7 @@
 import { html } from "../lib.js";
 import { url, useData } from "../api.js";
 import { count, NONE, time } from "../format.js";
-import { Card, Filters, Missing, Note, Tabs, Title } from "../ui.js";
+import { Card, Filters, line, Missing, Note, Tabs, Title } from "../ui.js";
 import { encoded } from "../route.js";
 
 const WIDTH = 960;
@@ -75,20 +75,4 @@ function Curves({ minutes }) {
       .slice(11, 16)}</text>`)}<text x="0" y="8">${top.toFixed(1)}</text>
     ${LINES.map(([name]) => html`<path class=${name} d=${line(minutes[name], x, y)} />`)}
     ${late.map((at) => html`<rect class="late" x=${x(at)} y=${HEIGHT + 2} width="1.5" height="7" />`)}</svg></figure>`;
-}
-
-// A line has gaps where the control plane had no round.
-function line(values, x, y) {
-  let pen = "M";
-  return values
-    .map((value, at) => {
-      if (value === null) {
-        pen = "M";
-        return "";
-      }
-      const step = `${pen}${x(at).toFixed(1)} ${y(value).toFixed(1)}`;
-      pen = "L";
-      return step;
-    })
-    .join("");
 }

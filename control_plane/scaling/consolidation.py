@@ -16,7 +16,7 @@ from math import ceil
 from control_plane.fleet.model import Needs, Node, Pool, Replica, ReplicaState
 from control_plane.fleet.placement import NodeRoom, in_order
 from control_plane.scaling.demand import DemandHistory
-from control_plane.scaling.model import PoolPlan, PoolState, ScalingSettings
+from control_plane.scaling.model import PoolPlan, PoolState
 from control_plane.scaling.nodes import NodeGroup, asked_nodes
 
 _EMPTIED_MAX = 16  # largest number of replicas of a node that is emptied
@@ -112,12 +112,11 @@ def next_move(fleet: PackedFleet, mode: Consolidation) -> Move | None:
     return None
 
 
-def by_hand(settings: ScalingSettings, now: float) -> str:
+def by_hand(state: PoolState, now: float) -> str:
     """Return the reason for which operators keep a pool as it is, or empty."""
-    if settings.is_paused:
+    if state.settings.is_paused:
         return "the pool is paused"
-    is_pinned = settings.pin is not None and now < settings.pin_until
-    return "its number is set by hand" if is_pinned else ""
+    return "its number is set by hand" if state.is_pinned(now) else ""
 
 
 def hindrance(state: PoolState, decided: PoolPlan, refused: int, late_s: float) -> str:

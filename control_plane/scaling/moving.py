@@ -72,7 +72,7 @@ def movable_pool(group: Sequence[Looked]) -> MovablePool:
 
 def _movable_part(one: Looked) -> MovablePool:
     settings, decided = one.state.settings, one.decided
-    hand = by_hand(settings, one.memory.looked_at)
+    hand = by_hand(one.state, one.memory.looked_at)
     refused = sum(sums[3] for sums in one.memory.came.values())
     growth = soon_replicas(one.state.history, decided.wanted, settings.replicas_max)
     wanted = decided.wanted + decided.asleep

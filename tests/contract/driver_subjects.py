@@ -29,6 +29,7 @@ from replica.engine.types import (
     StepEvents,
     TokenLogprobs,
 )
+from tests.support.memory_engine import Clock
 from tests.support.random_models import write_random_adapter, write_random_model
 
 SIZE = {"sequences_max": 8, "step_tokens_max": 64, "context_tokens_max": 512}
@@ -48,17 +49,6 @@ def load_beside(name: str):
         module = sys.modules[full] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     return sys.modules[full]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, duration_s: float) -> None:
-        self.now_s += duration_s
 
 
 @dataclass

@@ -12,13 +12,12 @@ from typing import Any
 import grpc.aio
 import pytest
 import pytest_asyncio
-from typer.testing import CliRunner
 
-from cli.app import app
 from sluice.wire.control.v1.control_pb2_grpc import ControlServiceStub
-from tests.integration.conftest import ADMIN_KEY, ControlPlane, PostgresServer
+from tests.integration.conftest import ControlPlane, PostgresServer
 from tests.integration.obedient_agent import node
 from tests.integration.reporting_router import TOKEN_US, ReportingRouter, reporting
+from tests.integration.scaling_cli import Command, scaling_command
 from tests.links import trusted_channel
 from tests.support.kubernetes_api import StandInApi, kubernetes_api
 
@@ -82,7 +81,6 @@ async def _states(plane: ControlPlane, pool_id: str) -> dict[str, str]:
 
 
 Eventually = Callable[..., Awaitable[None]]
-Command = Callable[..., Awaitable[str]]
 
 
 async def test_demand_takes_a_pool_up_and_down_again(
@@ -166,16 +164,7 @@ async def test_a_report_that_comes_twice_counts_once_and_nonsense_is_refused(
 
 @pytest.fixture
 def sluice(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run a command of `sluice scaling`; return what it says."""
-    monkeypatch.setenv("SLUICE_ADMIN_URL", str(plane.admin.base_url))
-    monkeypatch.setenv("SLUICE_ADMIN_KEY", ADMIN_KEY)
-
-    async def run(*words: str, status: int = 0) -> str:
-        done = await asyncio.to_thread(CliRunner().invoke, app, ["scaling", *words])
-        assert done.exit_code == status, (words, done.output)
-        return done.output
-
-    return run
+    return scaling_command(plane, monkeypatch)
 
 
 async def test_a_number_by_hand_stands_until_it_is_lifted_or_over(

@@ -1,6 +1,5 @@
 """A day of a pool: its requests in a real trace store, replayed and shown by a real control plane."""
 
-import asyncio
 import hashlib
 import json
 import os
@@ -13,9 +12,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from sqlalchemy.ext.asyncio import create_async_engine
-from typer.testing import CliRunner
 
-from cli.app import app
 from control_plane.scaling.minutes import PoolMinute, write_minute
 from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 from telemetry.closings import Closer
@@ -27,6 +24,7 @@ from telemetry.sink import Sink
 from telemetry.store import Store
 from tests.integration.conftest import ADMIN_KEY, ControlPlane, PostgresServer
 from tests.integration.obedient_agent import node
+from tests.integration.scaling_cli import Command, scaling_command
 from tests.integration.test_control_plane_scaling import (
     BOUNDS,
     DIGEST,
@@ -39,7 +37,6 @@ from tests.support.chromium import BROWSER, opened_chromium
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
 TELEMETRY_KEY = "key-of-the-telemetry-service"
-Command = Callable[..., Awaitable[str]]
 Eventually = Callable[..., Awaitable[None]]
 TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -116,16 +113,7 @@ async def plane(
 
 @pytest.fixture
 def sluice(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run a command of `sluice scaling`; return what it says."""
-    monkeypatch.setenv("SLUICE_ADMIN_URL", str(plane.admin.base_url))
-    monkeypatch.setenv("SLUICE_ADMIN_KEY", ADMIN_KEY)
-
-    async def run(*words: str, status: int = 0) -> str:
-        done = await asyncio.to_thread(CliRunner().invoke, app, ["scaling", *words])
-        assert done.exit_code == status, (words, done.output)
-        return done.output
-
-    return run
+    return scaling_command(plane, monkeypatch)
 
 
 def events_of_the_day() -> list[RequestEvent]:

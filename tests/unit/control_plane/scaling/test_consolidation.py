@@ -300,9 +300,10 @@ def test_only_a_calm_pool_moves() -> None:
     assert why(facts, late_s=1.0) == "its replicas are not all ready"
     assert why(facts, refused=1) == why(replace(facts, backlog_work_s=1.0)) == "its work waits"
     assert why(replace(facts, deferred_work_s=1.0)) == "its work waits"
-    assert by_hand(ScalingSettings(is_paused=True), 0.0)
-    assert by_hand(ScalingSettings(pin=2, pin_until=9.0), 8.0)
-    assert not by_hand(ScalingSettings(pin=2, pin_until=9.0), 9.0)
+    assert by_hand(PoolState(ScalingSettings(is_paused=True), facts), 0.0)
+    pinned = PoolState(ScalingSettings(pin=2, pin_until=9.0), facts)
+    assert by_hand(pinned, 8.0)
+    assert not by_hand(pinned, 9.0)
 
 
 def _days(*quarters: float) -> DemandHistory:
