@@ -156,7 +156,8 @@ async def test_every_page_works_and_everybody_can_read_it(
         admin.put("/v1/tools/console-markup", json=tool).raise_for_status()
         policy = {"candidates": [{"model": "sluice-tiny", "output_price": 1.5}]}
         admin.put("/v1/auto-policies/console-markup", json=policy).raise_for_status()
-    pages = pages_of(request_id, incident_id)
+        pool_id = admin.get("/v1/pools").raise_for_status().json()["data"][0]["id"]
+    pages = pages_of(request_id, incident_id) | {"day": f"#/scaling/{pool_id}?view=day"}
     axe = (node_project / "node_modules" / "axe-core" / "axe.min.js").read_text()
     await sign_in(page, stack, stack.admin_key)
     await page.evaluate(f"{axe}; undefined")

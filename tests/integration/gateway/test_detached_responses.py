@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import httpx
@@ -94,6 +95,11 @@ async def test_a_stream_that_no_request_takes_up_ends_after_the_grace(
         assert rest[-1]["response"] == ended
         numbers = [it["sequence_number"] for it in rest]
         assert numbers == list(range(last + 1, last + 1 + len(rest)))
+        deltas = [it["type"] for it in seen + rest].count("response.output_text.delta")
+        page = (await http.get("/metrics")).text
+        counted = re.search(r'gateway_tokens_total\{kind="output"\} (\d+)', page)
+        assert counted is not None
+        assert int(counted[1]) >= deltas > 3, "the tokens of the grace count, too"
 
 
 @pytest.mark.parametrize(
