@@ -17,9 +17,11 @@ from router.core.types.canary import CanaryAnswer
 from router.core.types.plan import EngineLimits
 from router.hub import Hub
 from router.outgoing import HostOutbox
+from router.sent_spans import SentSpans
 from router.wire import PROMPT_IDS
 from sluice.errors import ErrorCode, FailedError
 from sluice.lifecycle import backoff_s
+from sluice.prompt_spans import PROMPT_SPANS
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 log = structlog.get_logger(__name__)
@@ -188,6 +190,8 @@ class Attachment:
         attached = await self._request_attach(stream, outbox.epoch, _ATTACHED_TIMEOUT_S)
         self._limits = _limits(attached.limits)
         outbox.reads_prompt_ids = PROMPT_IDS in self._limits.features
+        if PROMPT_SPANS in self._limits.features:
+            outbox.sent = SentSpans(self._limits.kv_blocks)
         self._attempt = 0
         log.info("replica_attached", replica_id=self.replica_id, epoch=outbox.epoch)
         self._hub.attached(self.replica_id, outbox, self._limits)

@@ -229,6 +229,8 @@ class Hub:
         Raises:
             ValueError: The frame contradicts itself.
         """
+        if any(it.reason == engine.FINISH_REASON_UNKNOWN_SPAN for it in frame.finished):
+            self._outboxes[replica_id].lacks_span()
         now = self._loop.time()
         has_news = self.core.on_frame(replica_id, epoch, frame, now)
         self._frames += 1

@@ -1,12 +1,16 @@
 """Bounded buffers of messages to one gateway and to one replica."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from router import wire as convert
 from router.closing import Accounts
 from router.core.types.batch import GatewayBatch
 from router.core.types.request import Dispatch
 from sluice.wire.engine.v1 import engine_pb2 as engine
+
+if TYPE_CHECKING:
+    from router.sent_spans import SentSpans
 
 PENDING_TOKENS_MAX = 500_000  # most unsent tokens per gateway, about 10 s of 500 fast streams
 PENDING_EVENTS_MAX = 50_000  # most unsent placements and outcomes per gateway
@@ -141,6 +145,7 @@ class HostOutbox:
 
     Attributes:
         reads_prompt_ids: Whether the attached engine has the feature `PROMPT_IDS`.
+        sent: Spans of prompts that the attached engine has, or None if it does not keep any.
     """
 
     def __init__(self, epoch: int) -> None:
@@ -151,6 +156,7 @@ class HostOutbox:
         self._credit = 0
         self.probe_wanted = asyncio.Event()
         self.reads_prompt_ids = False
+        self.sent: SentSpans | None = None
 
     def resume(self, epoch: int) -> None:
         """Continue under a new epoch after a resume.
@@ -161,12 +167,21 @@ class HostOutbox:
         self.epoch = epoch
         self._request = engine.HostRequest()
         self._credit = 0
+        self.lacks_span()  # unsent submits may have had the only copy
+
+    def lacks_span(self) -> None:
+        """Send whole prompts again, because the engine may lack a span."""
+        if self.sent is not None:
+            self.sent.clear()
 
     def dispatch(self, dispatches: list[Dispatch]) -> None:
         """Add sequences, which are converted now, as a request may end before the write."""
         for dispatch in dispatches:
             convert.add_sequence(
-                self._request.submit, dispatch, reads_prompt_ids=self.reads_prompt_ids
+                self._request.submit,
+                dispatch,
+                reads_prompt_ids=self.reads_prompt_ids,
+                sent=self.sent,
             )
         self.ready.set()
 

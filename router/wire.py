@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from router.core.fleet.prefix_index import BlockHashes
 from router.core.types.batch import GatewayBatch
 from router.core.types.request import Dispatch, Request
+from router.sent_spans import SentSpans
 from sluice.hashing import BLOCK_TOKENS
+from sluice.prompt_spans import SPAN_BYTES, SPAN_TOKENS
 from sluice.token_ids import ID_BYTES, packed_ids, unpacked_ids
 from sluice.tracecontext import is_sampled, later_attempt
 from sluice.wire.engine.v1 import engine_pb2 as engine
@@ -58,12 +60,17 @@ def request(submit: wire.Submit) -> Request:
 
 
 def add_sequence(
-    message: engine.Submit, dispatch: Dispatch, *, reads_prompt_ids: bool = False
+    message: engine.Submit,
+    dispatch: Dispatch,
+    *,
+    reads_prompt_ids: bool = False,
+    sent: SentSpans | None = None,
 ) -> None:
     """Append a dispatch to a message for the engine.
 
     For a preempted request, the emitted tokens are appended to the prompt. `reads_prompt_ids` is
-    whether the engine has the feature `PROMPT_IDS`.
+    whether the engine has the feature `PROMPT_IDS`. `sent` are the spans that the engine has, or
+    None for an engine without the feature `PROMPT_SPANS`.
     """
     submit = dispatch.request.payload
     assert submit is not None, "a dispatch is converted before its request can end"
@@ -93,7 +100,7 @@ def add_sequence(
     if submit.resumed_tokens or output:
         sequence.resumed_tokens = submit.resumed_tokens + len(output)
     _ask_for_logprobs(sequence, submit)
-    _add_prompt(sequence, submit, output, reads_prompt_ids=reads_prompt_ids)
+    _add_prompt(sequence, submit, output, reads_prompt_ids=reads_prompt_ids, sent=sent)
     sequence.sampling.CopyFrom(submit.sampling)
 
 
@@ -103,6 +110,7 @@ def _add_prompt(
     output: Sequence[int],
     *,
     reads_prompt_ids: bool,
+    sent: SentSpans | None,
 ) -> None:
     """Set a prompt and the tokens emitted after it, converted only for another release."""
     if not submit.prompt_ids:
@@ -111,7 +119,12 @@ def _add_prompt(
         sequence.MergeFromString(wire.PackedSequence(prompt=prompt).SerializeToString())
         sequence.prompt.extend(output)
     elif reads_prompt_ids:
-        sequence.prompt_ids = submit.prompt_ids + packed_ids(output)
+        ids = submit.prompt_ids
+        if sent is not None and (known := sent.send(submit.block_hashes)):
+            sequence.known_span = known[-1]
+            sequence.known_tokens = len(known) * SPAN_TOKENS
+            ids = ids[len(known) * SPAN_BYTES :]
+        sequence.prompt_ids = ids + packed_ids(output)
     else:
         sequence.prompt.extend(unpacked_ids(submit.prompt_ids))
         sequence.prompt.extend(output)

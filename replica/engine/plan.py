@@ -94,7 +94,7 @@ class ScheduledSequence:
         self.computed = 0
         self.blocks: list[int] = []
         self.capacity = 0  # number of tokens that fit into `blocks`
-        self.hashes: list[bytes] = []
+        self.hashes = list(request.hashes)
         self.slot = NO_SLOT
         self.ended = False
         self.admitted_at_s: float | None = None

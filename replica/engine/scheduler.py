@@ -18,7 +18,6 @@ from dataclasses import replace
 from replica.engine.adapter_table import AdapterTable
 from replica.engine.blocks import PIN_S, BlockPool
 from replica.engine.emission import emit, report_prompts
-from replica.engine.hashed_spans import HashedSpans
 from replica.engine.plan import NO_SLOT, ScheduledSequence, StepOutput, StepPlan
 from replica.engine.types import (
     AdapterState,
@@ -66,7 +65,6 @@ class EngineScheduler:
         self.pool = BlockPool(limits.kv_blocks)
         self.adapters = adapters or AdapterTable(0, 0)
         self.has_prefix_cache = prefix_cache
-        self._spans = HashedSpans(limits.kv_blocks)
         self.preemptions = self._arrivals = 0
         self._root = root
         self._eos_ids = eos_ids
@@ -373,7 +371,9 @@ class EngineScheduler:
         """Return the number of a sequence's cached blocks, and of blocks left if admitted."""
         # The last token must be computed in any case, because sampling needs its logits.
         full = (len(sequence.tokens) - 1) // BLOCK_TOKENS if self.has_prefix_cache else 0
-        self._spans.extend(sequence.hashes, sequence.tokens, sequence.root, full)
+        if len(sequence.hashes) < full:
+            tokens, root, known = sequence.tokens, sequence.root, sequence.hashes
+            sequence.hashes = block_hashes(tokens, root, full, known)
         if sequence.request.prompt_logprobs >= 0 and sequence.scored < sequence.prompt_tokens:
             # The first logprob to report is computed at the token before it.
             full = min(full, (sequence.scored - 1) // BLOCK_TOKENS)

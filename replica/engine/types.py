@@ -125,6 +125,7 @@ class SequenceRequest:
             `PIN_S` after the first token. The pool limits the total of all pinned blocks.
         scored_tokens: Number of last prompt tokens whose mean logprob is computed.
             `prompt_logprobs` must then be 0. The tokens before the scored ones may be cached.
+        hashes: Hashes of the first full blocks of the prompt, which are then not computed again.
         trace: W3C trace context as headers by name, for engines that emit spans.
     """
 
@@ -145,6 +146,7 @@ class SequenceRequest:
     prediction: Sequence[int] = ()
     scored_tokens: int = 0
     pinned_blocks: int = 0
+    hashes: Sequence[bytes] = ()
     trace: Mapping[str, str] | None = None
 
 

@@ -6,6 +6,7 @@ from itertools import chain
 from replica.engine.types import Capabilities, EngineLoad, Limits, PromptLogprobs, TokenLogprobs
 from replica.host.news import SequenceRecord, StepNews
 from sluice.hashing import BLOCK_TOKENS
+from sluice.prompt_spans import PROMPT_SPANS
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 _UINT32_MAX = (1 << 32) - 1
@@ -93,6 +94,7 @@ def encode_limits(
         "penalties": can.has_penalties,
         "prompt_ids": True,
         "prompt_logprobs": can.has_prompt_logprobs,
+        PROMPT_SPANS: True,
         "scores": can.has_scores,
     }
     return wire.EngineLimits(

@@ -5,6 +5,7 @@ lengths, and numbers are mapped to enumerations. The driver decides later whethe
 serve the request.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 
 from replica.engine.types import (
@@ -16,6 +17,7 @@ from replica.engine.types import (
     Sampling,
     SequenceRequest,
 )
+from replica.host.prompt_spans import Prompt, PromptSpans
 from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
 from sluice.token_ids import ID_BYTES, unpacked_ids
@@ -35,6 +37,7 @@ def decode_sequence(
     keys: Sequence[int],
     *,
     base_digest: str,
+    spans: PromptSpans,
     seen_at_s: float,
     entropy: Callable[[], int],
 ) -> SequenceRequest:
@@ -44,11 +47,13 @@ def decode_sequence(
         message: Message from the router.
         keys: Driver keys of the sequence and of each of its forks, in order.
         base_digest: Digest of the base that the engine serves.
+        spans: Spans of earlier prompts, to which the prompt is added.
         seen_at_s: Monotonic seconds when the message arrived and the queue time began.
         entropy: Source of seeds for sequences without a seed.
 
     Raises:
         RefusedError: With INVALID_REQUEST and a text that names the correction.
+        UnknownSpanError: The engine lacks a span that the message names.
     """
     root = message.cache_root
     # Without another root than the base's, the adapter's blocks would have the hashes of the base's
@@ -59,9 +64,10 @@ def decode_sequence(
         Fork(key, fork.seed if fork.HasField("seed") else entropy())
         for key, fork in zip(keys[1:], message.forks, strict=True)
     )
+    prompt = _prompt(message, root or cache_root(base_digest, "", b""), spans)
     return SequenceRequest(
         key=keys[0],
-        prompt=_prompt(message),
+        prompt=prompt.ids,
         output_tokens_max=message.output_tokens_max,
         stop_token_ids=frozenset(message.stop_token_ids),
         sampling=_sampling(message.sampling, entropy),
@@ -75,6 +81,7 @@ def decode_sequence(
         prompt_logprobs=_prompt_logprobs(message),
         scored_tokens=message.scored_tokens,
         pinned_blocks=message.pinned_blocks,
+        hashes=prompt.hashes,
         draft_tokens_max=message.draft_tokens_max,
         prediction=tuple(message.prediction),
         trace=_trace(message),
@@ -83,7 +90,7 @@ def decode_sequence(
 
 def prompt_tokens(message: wire.Sequence) -> int:
     """Return the number of tokens of a message's prompt, which need not be valid."""
-    return len(message.prompt) + len(message.prompt_ids) // ID_BYTES
+    return message.known_tokens + len(message.prompt) + len(message.prompt_ids) // ID_BYTES
 
 
 def decode_hashes(data: bytes, hash_bytes: int, hashes_max: int) -> list[bytes]:
@@ -102,15 +109,16 @@ def decode_hashes(data: bytes, hash_bytes: int, hashes_max: int) -> list[bytes]:
     return [data[start : start + hash_bytes] for start in range(0, len(data), hash_bytes)]
 
 
-def _prompt(message: wire.Sequence) -> Sequence[int]:
-    """Return the ids of a prompt. A router of the last release sends them one by one."""
-    if not message.prompt_ids:
-        return message.prompt[:]  # a list, three times as fast as `list()`
+def _prompt(message: wire.Sequence, root: bytes, spans: PromptSpans) -> Prompt:
+    """Return a prompt. A router of the last release sends its ids one by one."""
     try:
-        return unpacked_ids(message.prompt_ids)
+        ids = unpacked_ids(message.prompt_ids)
     except ValueError:
         text = f"prompt_ids has {len(message.prompt_ids)} bytes; send {ID_BYTES} per token id"
         raise RefusedError(ErrorCode.INVALID_REQUEST, text, param="prompt") from None
+    if message.prompt:
+        ids = array("I", message.prompt[:])  # from a list, three times as fast
+    return spans.read(ids, root, message.known_span, message.known_tokens)
 
 
 def _prompt_logprobs(message: wire.Sequence) -> int:

@@ -33,6 +33,7 @@ from replica.host.attachments import (
 )
 from replica.host.counters import HostCounters
 from replica.host.frames import encode_prompt_logprobs, fill_logprobs, micros
+from replica.host.prompt_spans import PromptSpans, UnknownSpanError
 from replica.host.requests import decode_sequence, prompt_tokens
 from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
@@ -68,6 +69,7 @@ class SequenceBook:
         self._living_max = living_max
         self._entropy = entropy
         self._clock = clock
+        self._spans = PromptSpans(driver.limits.kv_blocks)
         self._keys = itertools.count(1)
         self._living: dict[int, Hosted] = {}
         self._probes = 0
@@ -89,6 +91,8 @@ class SequenceBook:
                     self._take(attachment, message, seen_at_s)
                 except RefusedError as error:
                     _refuse(attachment, message, error)
+                except UnknownSpanError:
+                    _request_whole(attachment, message)
 
     def probe(self, message: wire.Probe, reply: Reply, now_s: float) -> None:
         """Load the adapter of a canary inference, and then start the inference."""
@@ -236,6 +240,7 @@ class SequenceBook:
             message,
             keys,
             base_digest=self._base_digest,
+            spans=self._spans,
             seen_at_s=seen_at_s,
             entropy=self._entropy,
         )
@@ -372,6 +377,13 @@ def _refuse(attachment: HostAttachment, message: wire.Sequence, error: RefusedEr
     for sequence in dict.fromkeys([message.id, *(fork.id for fork in message.forks)]):
         if sequence not in attachment.sequences:
             attachment.finish(sequence, finished_message(sequence, event))
+
+
+def _request_whole(attachment: HostAttachment, message: wire.Sequence) -> None:
+    """End a sequence that was not accepted, and its forks, until its whole prompt arrives."""
+    for sequence in (message.id, *(fork.id for fork in message.forks)):
+        end = wire.Finished(sequence=sequence, reason=wire.FINISH_REASON_UNKNOWN_SPAN)
+        attachment.finish(sequence, end)
 
 
 def _for_keys(request: SequenceRequest, wanted: list[int]) -> SequenceRequest:

@@ -135,6 +135,8 @@ class EngineNews:
             kind, tokens = wire.OUTCOME_KIND_FAILED, dispatch.emitted
             ending = Ending(kind, code, message, param=entry.param, output_tokens=tokens)
             self._lifecycle.end(dispatch.request, ending)
+        elif entry.reason == engine.FINISH_REASON_UNKNOWN_SPAN:
+            self._lifecycle.retry(dispatch, None, " lacks a part of the prompt", now)
         elif entry.reason == engine.FINISH_REASON_BUSY:
             policy = policy_of(entry.code)
             drains = policy is not None and policy.from_engine is EngineRefusal.DRAINING

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -18,12 +19,17 @@ from replica.agent.replica_state import EngineSpec
 from replica.agent.triton import MODEL
 from sluice import shared_secret
 from sluice.artifacts import import_directory
+from sluice.hashing import chained_hashes
 from sluice.ids import new_id
+from sluice.kserve import HostStream
 from sluice.process import ChildProcess, ProcessSpec, free_port, port_answers
+from sluice.prompt_spans import SPAN_TOKENS
+from sluice.token_ids import packed_ids
 from sluice.watch import write_snapshot
 from sluice.wire.agent.v1 import agent_pb2 as agent
 from sluice.wire.agent.v1.agent_pb2_grpc import AgentServiceStub
 from sluice.wire.control.v1 import control_pb2 as control
+from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 from tests.links import trusted_channel
@@ -77,6 +83,21 @@ class Gateway:
             submits.append(submit)
         await self.call.write(wire.ConnectRequest(submits=submits))
         return [submit.handle for submit in submits]
+
+    async def submit_prompt(self, prompt: "array[int]") -> list[int]:
+        self.handles += 1
+        submit = wire.Submit(
+            handle=self.handles,
+            cell_id=CELL,
+            tenant_id="tenant",
+            prompt_ids=packed_ids(prompt),
+            block_hashes=chained_hashes(prompt, bytes(16)),
+            output_tokens_max=5,
+            ignore_eos=True,
+            cache_root=bytes(16),
+        )
+        await self.call.write(wire.ConnectRequest(submits=[submit]))
+        return [self.handles]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -247,6 +268,52 @@ async def test_a_cut_connection_costs_no_token(tritons: list[Triton], tmp_path: 
         assert metrics["router_requeues_total"] == 0
         assert metrics["router_stray_tokens_total"] == 0
         assert metrics["router_count_mismatches_total"] == 0
+
+
+async def fill_spans(triton: Triton, prompts: int) -> None:
+    """Let an engine receive other prompts, each of three spans, from another router."""
+    rows = [array("I", [row, *range(3 * SPAN_TOKENS - 1)]) for row in range(prompts)]
+    sequences = [
+        engine.Sequence(id=row, prompt_ids=packed_ids(ids), output_tokens_max=1, ignore_eos=True)
+        for row, ids in enumerate(rows)
+    ]
+    async with HostStream(triton.address, MODEL, silence_s=WAIT_S) as stream:
+        await stream.open(timeout_s=WAIT_S)
+        attach = engine.Attach(router_id="other", epoch=1, credit_frames=1000)
+        await stream.send(engine.HostRequest(attach=attach))
+        submit = engine.Submit(epoch=1, sequences=sequences)
+        await stream.send(engine.HostRequest(submit=submit))
+        ended = 0
+        while ended < prompts:
+            frame = await stream.receive(WAIT_S)
+            assert frame is not None
+            ended += len(frame.step.finished)
+
+
+async def test_a_prompt_of_which_the_engine_dropped_a_part_is_sent_whole(
+    tritons: list[Triton], tmp_path: Path
+) -> None:
+    write_fleet([tritons[0].address], tmp_path)
+    prompt = array("I", [3 + number % 390 for number in range(2 * SPAN_TOKENS + 100)])
+
+    async def answer(gateway: Gateway) -> list[int]:
+        [handle] = await gateway.submit_prompt(prompt)
+        await gateway.until_over([handle])
+        assert gateway.outcomes[handle].kind == wire.OUTCOME_KIND_LENGTH
+        return gateway.tokens[handle]
+
+    async with (
+        running_router(tmp_path, f"127.0.0.1:{free_port()}") as router,
+        router.gateway(1) as gateway,
+    ):
+        whole = await answer(gateway)
+        assert await answer(gateway) == whole
+        assert (await router.metrics())["router_requeues_total"] == 0
+        await fill_spans(tritons[0], 50)
+        assert await answer(gateway) == whole
+        assert (await router.metrics())["router_requeues_total"] == 1
+        assert await answer(gateway) == whole
+        assert (await router.metrics())["router_requeues_total"] == 1
 
 
 async def test_streams_end_on_both_replicas(router: Router) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from array import array
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,10 @@ from sluice.addresses import host_and_port
 from sluice.artifacts import import_directory
 from sluice.channels import engine_header
 from sluice.errors import ErrorCode, FailedError
+from sluice.hashing import BLOCK_TOKENS, HASH_BYTES, chained_hashes
 from sluice.kserve import probe
+from sluice.prompt_spans import PROMPT_SPANS, SPAN_TOKENS, span_names
+from sluice.token_ids import packed_ids
 from sluice.triton import messages
 from sluice.wire.engine.v1 import engine_pb2 as wire
 from tests.support.random_models import write_random_model
@@ -73,6 +77,30 @@ async def test_a_large_submit_arrives_whole(served, router_of, make_sequence) ->
         await router.read_until(lambda r: len(r.finished) == 400)
         assert {f.reason for f in router.finished.values()} == {wire.FINISH_REASON_LENGTH}
         assert {f.prompt_tokens for f in router.finished.values()} == {1001}
+
+
+async def test_a_prompt_continues_spans_of_an_earlier_one(served, router_of, make_sequence) -> None:
+    prompt, root = array("I", [i % 400 for i in range(SPAN_TOKENS + 40)]), b"r" * HASH_BYTES
+    [name] = span_names(chained_hashes(prompt, root))
+    rest = {
+        "prompt_ids": packed_ids(prompt[SPAN_TOKENS:]),
+        "known_span": name,
+        "known_tokens": SPAN_TOKENS,
+    }
+    async with router_of(served) as router:
+        assert PROMPT_SPANS in router.attached.limits.features
+        await router.submit(make_sequence(1, [], 9, cache_root=root, **rest))
+        await router.submit(make_sequence(2, list(prompt), 9, cache_root=root))
+        await router.read_until(lambda r: {1, 2} <= r.finished.keys())
+        assert router.finished[1].reason == wire.FINISH_REASON_UNKNOWN_SPAN
+        foreign = make_sequence(4, [], 9, cache_root=b"o" * HASH_BYTES, **rest)
+        await router.submit(make_sequence(3, [], 9, cache_root=root, **rest), foreign)
+        await router.read_until(lambda r: {3, 4} <= r.finished.keys())
+        assert router.finished[4].reason == wire.FINISH_REASON_UNKNOWN_SPAN
+        assert router.finished[3].prompt_tokens == len(prompt)
+        assert router.admitted[3].cached_tokens == SPAN_TOKENS + BLOCK_TOKENS
+        assert router.tokens[3] == router.tokens[2]
+        assert router.tokens.keys() == {2, 3}
 
 
 async def test_a_cancel_frees_blocks(served, router_of, make_sequence) -> None:

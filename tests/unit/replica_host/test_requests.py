@@ -1,4 +1,5 @@
 import itertools
+from array import array
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from replica.engine.types import (
     Sampling,
     SequenceRequest,
 )
+from replica.host.prompt_spans import PromptSpans
 from replica.host.requests import decode_hashes, decode_sequence, prompt_tokens
 from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
@@ -26,6 +28,7 @@ def decode(message: wire.Sequence) -> SequenceRequest:
         message,
         list(range(10, 11 + len(message.forks))),
         base_digest="base",
+        spans=PromptSpans(64),
         seen_at_s=2.5,
         entropy=lambda: next(seeds),
     )
@@ -34,7 +37,7 @@ def decode(message: wire.Sequence) -> SequenceRequest:
 def test_an_absent_field_is_off() -> None:
     request = decode(wire.Sequence(id=1, prompt=[1, 2], output_tokens_max=3))
     assert request == SequenceRequest(
-        10, [1, 2], 3, sampling=Sampling(seed=900), submitted_at_s=2.5
+        10, array("I", [1, 2]), 3, sampling=Sampling(seed=900), submitted_at_s=2.5, hashes=[]
     )
     sampling = wire.Sampling(top_p=0, repetition_penalty=0)
     assert decode(wire.Sequence(prompt=[1], sampling=sampling)).sampling == Sampling(seed=900)
@@ -80,7 +83,8 @@ def test_every_field_arrives() -> None:
     )
     assert decode(message) == SequenceRequest(
         key=10,
-        prompt=[1, 2, 3],
+        prompt=array("I", [1, 2, 3]),
+        hashes=[],
         output_tokens_max=9,
         stop_token_ids=frozenset({6, 8}),
         sampling=Sampling(

@@ -203,6 +203,7 @@ def test_the_adapters_of_the_engine_are_told_at_the_attach_and_when_they_change(
         "penalties",
         "prompt_ids",
         "prompt_logprobs",
+        "prompt_spans",
     ]
     bench.submit(sequence(1))
     bench.step()

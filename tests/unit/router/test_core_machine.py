@@ -22,6 +22,7 @@ REASONS = (
     engine.FINISH_REASON_REFUSED,
     engine.FINISH_REASON_BUSY,
     engine.FINISH_REASON_FAILED,
+    engine.FINISH_REASON_UNKNOWN_SPAN,
 )
 
 

@@ -256,3 +256,15 @@ def test_a_cell_that_comes_back_has_its_replicas_waited_for_anew(bench):
     handle = world.submit(absence_s=3.0)
     world.tick(2.0)
     assert handle not in ended(world)
+
+
+def test_a_prompt_that_an_engine_knew_only_in_part_is_sent_to_it_again_at_once(bench):
+    world = bench(replicas=1, retries_max=0)
+    handle = world.submit()
+    for _ in range(3):
+        dispatch = world.dispatch(handle)
+        world.frame("replica-0", finished={dispatch: engine.FINISH_REASON_UNKNOWN_SPAN})
+        assert world.dispatch(handle) is not dispatch, "without a pause, as it is neither busy"
+    assert world.core.replicas["replica-0"].busy_until <= world.now
+    world.frame("replica-0", tokens={world.dispatch(handle): [1]})
+    assert not world.dispatch(handle).request.interrupted

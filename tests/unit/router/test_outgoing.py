@@ -1,6 +1,7 @@
 """What waits for a socket: merged, bounded, and in the right order."""
 
 import asyncio
+from array import array
 from itertools import pairwise
 
 import pytest
@@ -16,8 +17,10 @@ from router.core.types.plan import EngineLimits, ReplicaPlan
 from router.core.types.request import UNLIMITED, Dispatch
 from router.counting import TokenCounts
 from router.outgoing import PAUSE_S, GatewayLink, HostOutbox, leaves_at
+from router.sent_spans import SentSpans
 from sim.loop import run
-from sluice.hashing import BLOCK_TOKENS
+from sluice.hashing import BLOCK_TOKENS, chained_hashes
+from sluice.prompt_spans import SPAN_TOKENS
 from sluice.token_ids import packed_ids, unpacked_ids
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
@@ -305,3 +308,38 @@ async def test_a_resumed_attachment_keeps_cancels_and_drops_submits():
     [cancel] = outbox.take()
     assert cancel.cancel.epoch == 8
     assert list(cancel.cancel.sequences) == [11]
+
+
+async def test_a_conversations_next_prompt_is_sent_without_what_the_engine_has():
+    ids = array("I", range(2 * SPAN_TOKENS + 7))
+    outbox = HostOutbox(7)
+    outbox.reads_prompt_ids, outbox.sent = True, SentSpans(1000)
+
+    def sent() -> engine.Sequence:
+        submit = wire.Submit(handle=5, output_tokens_max=4, prompt_ids=packed_ids(ids))
+        submit.block_hashes = chained_hashes(ids, b"r" * 16)
+        submit.is_preemptible = True
+        request = convert.request(submit)
+        request.output += [70]
+        dispatch = Dispatch(request, ServiceAccount(TierTotals()), "replica", sequence=3, now=0.0)
+        outbox.dispatch([dispatch])
+        [sequence] = outbox.take()[0].submit.sequences
+        return sequence
+
+    def is_whole(sequence: engine.Sequence) -> bool:
+        whole = [*unpacked_ids(sequence.prompt_ids)] == [*ids, 70]
+        return whole and not sequence.known_span and not sequence.known_tokens
+
+    assert is_whole(sent())
+    ids.extend(range(500))
+    later = sent()
+    assert [*unpacked_ids(later.prompt_ids)] == [*ids[2 * SPAN_TOKENS :], 70]
+    assert later.known_span == chained_hashes(ids[: 2 * SPAN_TOKENS], b"r" * 16)[-16:]
+    assert later.known_tokens == 2 * SPAN_TOKENS
+    outbox.lacks_span()
+    assert is_whole(sent())
+    assert sent().known_tokens
+    outbox.resume(8)
+    assert is_whole(sent())
+    outbox.sent = None  # an engine of the last release
+    assert is_whole(sent())

@@ -16,6 +16,7 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_REFUSED: _ClassVar[FinishReason]
     FINISH_REASON_BUSY: _ClassVar[FinishReason]
     FINISH_REASON_FAILED: _ClassVar[FinishReason]
+    FINISH_REASON_UNKNOWN_SPAN: _ClassVar[FinishReason]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -23,6 +24,7 @@ FINISH_REASON_CANCELLED: FinishReason
 FINISH_REASON_REFUSED: FinishReason
 FINISH_REASON_BUSY: FinishReason
 FINISH_REASON_FAILED: FinishReason
+FINISH_REASON_UNKNOWN_SPAN: FinishReason
 
 class HostRequest(_message.Message):
     __slots__ = ("attach", "submit", "cancel", "credit", "probe", "detach", "adapters", "export_kv", "import_kv", "rest")
@@ -85,7 +87,7 @@ class Submit(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ...) -> None: ...
 
 class Sequence(_message.Message):
-    __slots__ = ("id", "prompt", "output_tokens_max", "stop_token_ids", "sampling", "cache_root", "adapter_digest", "priority", "ignore_eos", "forks", "resumed_tokens", "prompt_logprobs", "draft_tokens_max", "traceparent", "tracestate", "prediction", "scored_tokens", "pinned_blocks", "prompt_ids")
+    __slots__ = ("id", "prompt", "output_tokens_max", "stop_token_ids", "sampling", "cache_root", "adapter_digest", "priority", "ignore_eos", "forks", "resumed_tokens", "prompt_logprobs", "draft_tokens_max", "traceparent", "tracestate", "prediction", "scored_tokens", "pinned_blocks", "prompt_ids", "known_span", "known_tokens")
     ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +107,8 @@ class Sequence(_message.Message):
     SCORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_SPAN_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     id: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     output_tokens_max: int
@@ -124,7 +128,9 @@ class Sequence(_message.Message):
     scored_tokens: int
     pinned_blocks: int
     prompt_ids: bytes
-    def __init__(self, id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., priority: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., forks: _Optional[_Iterable[_Union[Fork, _Mapping]]] = ..., resumed_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., draft_tokens_max: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ..., scored_tokens: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ...) -> None: ...
+    known_span: bytes
+    known_tokens: int
+    def __init__(self, id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output_tokens_max: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., priority: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., forks: _Optional[_Iterable[_Union[Fork, _Mapping]]] = ..., resumed_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., draft_tokens_max: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., prediction: _Optional[_Iterable[int]] = ..., scored_tokens: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., known_span: _Optional[bytes] = ..., known_tokens: _Optional[int] = ...) -> None: ...
 
 class Fork(_message.Message):
     __slots__ = ("id", "seed")
