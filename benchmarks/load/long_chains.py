@@ -3,8 +3,8 @@
 One operation is a streamed turn of a stored response, through gateway, router and the `sim` driver
 inside a real Triton. The engine's steps take no time. Turns have 1,200 new tokens, and turn 2 and
 turn 50 alternate. `ttft_ms` is a client's time to the first text. `engine_ms` is the TTFT of a
-client that is attached directly to the same Triton. It sends the ids of an equally long chain,
-whose prefix is cached. `added_ms` is the difference, which gateway and router add. `cpu_us` is the
+client that is attached directly to the same Triton. It sends an equally long chain, whose prefix is
+cached, as routers do. `added_ms` is the difference, which gateway and router add. `cpu_us` is the
 CPU time of gateway and router. Not measured: a network, TLS, an engine that computes. The medians
 are the figures to read. Run: `python -m benchmarks.load.long_chains`.
 """
@@ -21,11 +21,12 @@ from typing import Any
 import aiohttp
 
 from benchmarks.load.gateway import FREE_TOKENS, configure, groups_of, lengthen_context
-from benchmarks.load.replica import Attached
+from benchmarks.load.replica import ROOT, Attached
 from benchmarks.load.sse_client import cpu_seconds
 from benchmarks.load.stack import BenchmarkStack, started
 from benchmarks.load.straight import replica_of
 from benchmarks.results import write_result
+from sluice.hashing import chained_hashes
 from sluice.kserve import HostStream
 
 _ROUNDS, _CHAINS, _SHORT, _LONG = 3, 20, 2, 50
@@ -111,7 +112,7 @@ class _Client:
 async def _prompts(attached: Attached, tokens: int) -> "array[int]":
     """Let the engine cache a prompt, and return it with the new tokens of a turn."""
     before = array("I", [random.randrange(100, 4000) for _ in range(tokens - _NEW_TOKENS)])
-    await attached.generate([before], _ANSWER_TOKENS)
+    await attached.generate([before], _ANSWER_TOKENS, hashes=[chained_hashes(before, ROOT)])
     return before + array("I", [random.randrange(100, 4000) for _ in range(_NEW_TOKENS)])
 
 
@@ -126,7 +127,8 @@ async def _engine_alone(stack: BenchmarkStack, kinds: Mapping[int, _Turns]) -> N
         for _ in range(_CHAINS):
             for length, turns in kinds.items():
                 ids = await _prompts(attached, length * _NEW_TOKENS)
-                first_s, _ = await attached.generate([ids], _ANSWER_TOKENS)
+                hashes = [chained_hashes(ids, ROOT)]
+                first_s, _ = await attached.generate([ids], _ANSWER_TOKENS, hashes=hashes)
                 turns.engine_ms.append(first_s * 1e3)
 
 

@@ -35,8 +35,10 @@ from replica.drivers.openvino import load_openvino
 from replica.drivers.registry import load_driver
 from replica.engine.driver import Driver
 from replica.engine.types import SequenceRequest
+from router.sent_spans import SentSpans
 from sluice.artifacts import import_directory
 from sluice.kserve import HostStream
+from sluice.prompt_spans import SPAN_BYTES, SPAN_TOKENS
 from sluice.token_ids import packed_ids
 from sluice.wire.engine.v1 import engine_pb2 as wire
 from tests.support.tritons import running_triton
@@ -49,6 +51,8 @@ _SIM_SEQUENCES = 1000
 _SIM_NEW_TOKENS = 300
 _DEADLINE_S = 60.0
 _CREDIT_FRAMES = 64
+_SPANS_BLOCKS = 200_000
+ROOT = b"benchmark's root"  # of prompts' block hashes
 
 
 class Attached:
@@ -59,6 +63,7 @@ class Attached:
         self._epoch = time.time_ns()
         self._sequences = 0
         self._frames = 0
+        self._sent = SentSpans(_SPANS_BLOCKS)
 
     async def attach(self) -> None:
         """Open the attachment."""
@@ -71,11 +76,15 @@ class Attached:
         assert first.HasField("attached"), first
 
     async def generate(
-        self, prompts: Sequence[Sequence[int]], new_tokens: int, adapters: Sequence[str] = ("",)
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        adapters: Sequence[str] = ("",),
+        hashes: Sequence[bytes] = (),
     ) -> tuple[float, float]:
         """Run one sequence per prompt. Returns the seconds to the first token and to the end."""
         began_s = time.perf_counter()
-        await self.submit(prompts, new_tokens, adapters)
+        await self.submit(prompts, new_tokens, adapters, hashes)
         left, tokens, first_s = len(prompts), 0, 0.0
         while left:
             step = await self.next_step()
@@ -88,9 +97,16 @@ class Attached:
         return first_s, time.perf_counter() - began_s
 
     async def submit(
-        self, prompts: Sequence[Sequence[int]], new_tokens: int, adapters: Sequence[str] = ("",)
+        self,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        adapters: Sequence[str] = ("",),
+        hashes: Sequence[bytes] = (),
     ) -> None:
-        """Send one sequence per prompt, with ids that count up from 0."""
+        """Send one sequence per prompt, with ids that count up from 0.
+
+        With `hashes`, each prompt's block hashes from the root `ROOT`, known spans are not sent.
+        """
         first_id = self._sequences
         self._sequences += len(prompts)
         sequences = [
@@ -103,6 +119,11 @@ class Attached:
             )
             for index, ids in enumerate(prompts)
         ]
+        for sequence, of_blocks in zip(sequences, hashes, strict=False):
+            sequence.cache_root = ROOT
+            if known := self._sent.send(of_blocks):
+                sequence.known_span, sequence.known_tokens = known[-1], len(known) * SPAN_TOKENS
+                sequence.prompt_ids = sequence.prompt_ids[len(known) * SPAN_BYTES :]
         submit = wire.Submit(epoch=self._epoch, sequences=sequences)
         await self._stream.send(wire.HostRequest(submit=submit))
 
