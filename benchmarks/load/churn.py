@@ -26,6 +26,7 @@ from benchmarks.load.stack import BenchmarkStack, started
 from benchmarks.results import write_result
 from cli.stack.home import Home
 from cli.stack.state import read_state
+from sluice.response_ids import created_unix_ms
 
 _KILLED = ("gateway", "control-plane", "valkey", "postgres")
 _SAMPLED = ("gateway", "router", "control-plane")
@@ -92,16 +93,15 @@ class ChurnLoad:
         self.counts["stored" if told["store"] else "told_as_not_stored"] += 1
         return told
 
-    async def lost(self) -> int:
-        """Return the number of stored responses that cannot be read."""
-        left, lost = [it for it in self.chains if it], 0
+    async def lost(self) -> list[str]:
+        """Return the ids of stored responses that cannot be read."""
+        left, lost = [it for it in self.chains if it], list[str]()
 
         async def read() -> None:
-            nonlocal lost
             while left:
                 chain = left.pop()
                 if not await self._is_whole(chain):
-                    lost += [await self._is_there(it) for it in chain].count(False)
+                    lost.extend([it for it in chain if not await self._is_there(it)])
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(_READERS):
@@ -129,11 +129,12 @@ class ChurnLoad:
                 await asyncio.sleep(_PAUSE_S)
 
 
-async def _killing(stack: BenchmarkStack, seconds: float) -> None:
-    """Kill each server once, evenly spread over `seconds`."""
+async def _killing(stack: BenchmarkStack, gap_s: float, killed: dict[str, float]) -> None:
+    """Kill each server once, `gap_s` seconds apart, and add the Unix times of the kills."""
     for name in _KILLED:
-        await asyncio.sleep(seconds / (len(_KILLED) + 1))
+        await asyncio.sleep(gap_s)
         os.kill(_pids(stack)[name], signal.SIGKILL)
+        killed[name] = time.time()
 
 
 def _pids(stack: BenchmarkStack) -> dict[str, int]:
@@ -142,7 +143,9 @@ def _pids(stack: BenchmarkStack) -> dict[str, int]:
     return {it.name: it.pid for it in state.processes}
 
 
-async def measured(stack: BenchmarkStack, *, turns_per_s: float, seconds: float) -> dict[str, Any]:
+async def measured(
+    stack: BenchmarkStack, *, turns_per_s: float, seconds: float, gap_s: float
+) -> dict[str, Any]:
     """Return outcomes of turns, lost responses, and samples of memory."""
     headers = {"authorization": f"Bearer {stack.env['OPENAI_API_KEY']}"}
     url = f"{stack.env['OPENAI_BASE_URL']}/responses"
@@ -150,8 +153,9 @@ async def measured(stack: BenchmarkStack, *, turns_per_s: float, seconds: float)
     async with aiohttp.ClientSession(headers=headers, connector=connector) as http:
         load = ChurnLoad(http, url, turns_per_s=turns_per_s)
         memory = MemorySamples(partial(_pids, stack), _SAMPLED)
+        killed = dict[str, float]()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_killing(stack, seconds))
+            tasks.create_task(_killing(stack, gap_s, killed))
             sampling = tasks.create_task(memory.run())
             await load.run(seconds)
             sampling.cancel()
@@ -159,7 +163,11 @@ async def measured(stack: BenchmarkStack, *, turns_per_s: float, seconds: float)
         began_s = time.monotonic()
         lost = await load.lost()
         print("read in", round(time.monotonic() - began_s), "s", flush=True)
-    return {"turns": dict(sorted(load.counts.items())), "lost": lost, **memory.figures()}
+    for it in lost:
+        created_s = created_unix_ms(it) / 1000
+        after = {name: round(created_s - at_s, 1) for name, at_s in killed.items()}
+        print("lost", it, "seconds after each kill:", after, flush=True)
+    return {"turns": dict(sorted(load.counts.items())), "lost": len(lost), **memory.figures()}
 
 
 def main() -> None:
@@ -167,9 +175,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=float, default=200.0, help="Turns per second.")
     parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--gap", type=float, help="Seconds between kills.")
     given = parser.parse_args()
+    gap_s = given.gap or given.seconds / (len(_KILLED) + 1)
     with started("sim", "--no-embeddings") as stack:
-        work = measured(stack, turns_per_s=given.turns, seconds=given.seconds)
+        work = measured(stack, turns_per_s=given.turns, seconds=given.seconds, gap_s=gap_s)
         figures = asyncio.run(work)
     record = {"turns_per_s": given.turns, "seconds": given.seconds, **figures}
     if given.seconds < parser.get_default("seconds") or given.turns < parser.get_default("turns"):

@@ -100,6 +100,10 @@ class Durable:
         finally:
             del self._kept[stored.id]
 
+    def promised(self) -> list[str]:
+        """Return the ids of waiting responses, without those that `offer_and_wait` may drop."""
+        return [it for it in self._waiting if it not in self._kept]
+
     def waits(self, response_id: str) -> wire.StoredResponse | None:
         """Return a response that is still in this queue, or None."""
         return self._waiting.get(response_id, (None, 0))[0]

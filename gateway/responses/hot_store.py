@@ -1,8 +1,8 @@
 """Recent responses in Valkey, where every gateway can read them at once.
 
 A value is a response, a mark that a response is under way, or a mark that a response was deleted. A
-list names the responses that PostgreSQL lacks. If their gateway is killed, another gateway writes
-them to PostgreSQL.
+list names the responses that PostgreSQL lacks, each with the time at which a gateway last said that
+it holds the response. If their gateway is killed, another gateway takes them over.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,29 @@ _STORED, _UNDER_WAY, _DELETED = b"=", b"+", b"-"
 _DELETED_MS = 3_600_000
 # Milliseconds without renewal after which a dead gateway's mark of a response expires.
 UNDER_WAY_MS = 60_000
+_AT_ONCE = 512  # ids in one command
 # Milliseconds that a response waits in Valkey while PostgreSQL lacks it.
 _WAITING_MS = 48 * 3_600_000
 
+# Times are read from Valkey's clock, because the clocks of gateways differ.
+_NOW = b"local time = redis.call('TIME') local now = time[1] * 1000 + math.floor(time[2] / 1000) "
 # A deletion is final. A later write of the same response, by any gateway, has no effect.
-_KEEP = (
+_KEEP = _NOW + (
     b"if redis.call('GETRANGE', KEYS[1], 0, 0) == '-' then return 0 end"
     b" redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
-    b" redis.call('ZADD', KEYS[2], ARGV[3], ARGV[4]) return 1"
+    b" redis.call('ZADD', KEYS[2], now, ARGV[3]) return 1"
 )
+# Returns the ids that the list lacks.
+_HOLD = _NOW + (
+    b"local lacking = {} for _, id in ipairs(ARGV) do"
+    b" if redis.call('ZSCORE', KEYS[1], id) then redis.call('ZADD', KEYS[1], now, id)"
+    b" else lacking[#lacking + 1] = id end end return lacking"
+)
+_TAKE_OVER = _NOW + (
+    b"local ids = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[1], 'LIMIT', 0, ARGV[2])"
+    b" for _, id in ipairs(ids) do redis.call('ZADD', KEYS[1], now, id) end return ids"
+)
+_EXTEND = b"for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ARGV[1]) end"
 _LOAD = (
     b"local function renew(key, kind)"
     b" if kind == '=' and redis.call('PTTL', key) < tonumber(ARGV[1])"
@@ -91,9 +105,24 @@ class HotStore:
         Raises ValkeyDownError without Valkey.
         """
         value = _STORED + stored.SerializeToString()
-        at, member = str(stored.created_at_unix_ms).encode(), stored.id.encode()
         keys = (key_of(stored.id), _WAITING)
-        await self.run(_KEEP, keys, (value, _WAITING_MS, at, member))
+        await self.run(_KEEP, keys, (value, _WAITING_MS, stored.id.encode()))
+
+    async def hold(self, ids: Sequence[str]) -> list[str]:
+        """Renew this worker's claims on responses that PostgreSQL lacks.
+
+        Returns:
+            The ids that Valkey does not list.
+
+        Raises:
+            ValkeyDownError: Valkey cannot be reached.
+        """
+        lacking = list[str]()
+        for start in range(0, len(ids), _AT_ONCE):
+            some = [it.encode() for it in ids[start : start + _AT_ONCE]]
+            reply = cast("list[bytes]", await self.run(_HOLD, (_WAITING,), some))
+            lacking += [it.decode() for it in reply]
+        return lacking
 
     async def settle(self, ids: Sequence[str]) -> None:
         """Record that PostgreSQL has these responses, so that Valkey may drop them.
@@ -140,23 +169,30 @@ class HotStore:
         """Remove the mark of a response that was not stored, without waiting for Valkey."""
         self._commands.send_only((b"EVAL", _UNMARK, 1, key_of(response_id)))
 
-    def extend(self, response_id: str) -> None:
-        """Renew the mark of a response under way."""
-        self._commands.send_only((b"PEXPIRE", key_of(response_id), UNDER_WAY_MS))
+    def extend(self, ids: Sequence[str]) -> None:
+        """Renew the marks of responses under way, without waiting for Valkey."""
+        for start in range(0, len(ids), _AT_ONCE):
+            keys = [key_of(it) for it in ids[start : start + _AT_ONCE]]
+            self._commands.send_only((b"EVAL", _EXTEND, len(keys), *keys, UNDER_WAY_MS))
 
-    async def left_behind(self, before_unix_ms: int, most: int) -> list[wire.StoredResponse]:
-        """Return responses that PostgreSQL lacks and that began before `before_unix_ms`.
+    async def take_over(self, silent_ms: int, most: int) -> list[str]:
+        """Claim responses that PostgreSQL lacks and no gateway has claimed for `silent_ms`.
 
-        The oldest response is the first. At most `most` responses are returned.
+        Returns the ids of at most `most` responses. The oldest claim is the first. Raises
+        ValkeyDownError without Valkey.
         """
-        words = (b"ZRANGEBYSCORE", _WAITING, b"-inf", before_unix_ms, b"LIMIT", 0, most)
-        ids = [it.decode() for it in cast("list[bytes]", await self._commands.call(words))]
-        if not ids:
-            return []
+        reply = await self.run(_TAKE_OVER, (_WAITING,), (silent_ms, most))
+        return [it.decode() for it in cast("list[bytes]", reply)]
+
+    async def waiting(self, ids: Sequence[str]) -> list[wire.StoredResponse]:
+        """Return listed responses, and remove those from the list that are deleted or expired.
+
+        Raises ValkeyDownError without Valkey.
+        """
         found = await self.find(ids)
-        for response_id, it in zip(ids, found, strict=True):
-            if it.stored is None:
-                await self._commands.call((b"ZREM", _WAITING, response_id.encode()))
+        gone = [it.encode() for it, state in zip(ids, found, strict=True) if state.stored is None]
+        if gone:
+            await self._commands.call((b"ZREM", _WAITING, *gone))
         return [it.stored for it in found if it.stored is not None]
 
     async def run(self, script: bytes, keys: Sequence[bytes], values: Sequence[Word]) -> object:

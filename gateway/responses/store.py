@@ -2,7 +2,8 @@
 
 Once a client has been informed that its response is stored, the response is in PostgreSQL, or in
 both Valkey and this process's queue. So the response survives the loss of any one of gateway,
-Valkey, control plane and PostgreSQL.
+Valkey, control plane and PostgreSQL. After the loss of one, the second copy is made again within
+seconds.
 """
 
 import asyncio
@@ -32,11 +33,12 @@ from sluice.wire.state.v1 import state_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-_SWEEP_S, _SWEEP_STEP_S = 5.0, 10.0
-_LEFT_BEHIND_MS = 15_000  # age at which a response not yet in PostgreSQL belongs to a dead gateway
-_SWEPT_MAX = 64
-# Age until which a response may be in Valkey alone, because a dead gateway's responses are copied
-# to PostgreSQL after `_LEFT_BEHIND_MS` and a few sweeps.
+_MARKS_S, _CLAIMS_S, _STEP_S = 5.0, 1.0, 10.0
+# Milliseconds after which a response whose gateway renews no claim belongs to a dead gateway.
+_SILENT_MS = 5_000
+_TAKEN_OVER_MAX, _READ_AT_ONCE = 64, 8
+# Age until which a response may be in Valkey alone, because other gateways take over the responses
+# of a dead one after `_SILENT_MS`, `_TAKEN_OVER_MAX` in each second.
 _ONLY_HOT_MS = 30_000
 _WITHOUT_VALKEY_S = 1.0
 _SHOWN_CHARACTERS_MAX = 100
@@ -246,15 +248,16 @@ class ResponseStore:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._valkey.run())
             tasks.create_task(self._durable.run())
-            tasks.create_task(
-                run_every(
-                    _SWEEP_S,
-                    self._sweep,
-                    name="responses",
-                    expected=(ValkeyDownError,),
-                    step_timeout_s=_SWEEP_STEP_S,
+            for period_s, step in ((_MARKS_S, self._renew_marks), (_CLAIMS_S, self._renew_claims)):
+                tasks.create_task(
+                    run_every(
+                        period_s,
+                        step,
+                        name="responses",
+                        expected=(ValkeyDownError,),
+                        step_timeout_s=_STEP_S,
+                    )
                 )
-            )
 
     async def flush(self, timeout_s: float) -> None:
         """Write waiting responses to PostgreSQL, for at most `timeout_s` seconds."""
@@ -313,15 +316,27 @@ class ResponseStore:
         with suppress(ValkeyDownError):
             await self._hot.settle(ids)
 
-    async def _sweep(self) -> None:
-        """Write the waiting responses of dead gateways to PostgreSQL."""
-        for response_id in self._under_way:
-            self._hot.extend(response_id)
-        if not self.can_keep or not self._valkey.is_connected:
+    async def _renew_marks(self) -> None:
+        self._hot.extend(list(self._under_way))
+
+    async def _renew_claims(self) -> None:
+        """Claim this worker's waiting responses again, and those of dead gateways.
+
+        After a loss of its data Valkey gets the waiting responses once more. A response of a dead
+        gateway is taken into memory even while PostgreSQL cannot be reached. So a waiting response
+        is again in two places, seconds after one of them was lost.
+        """
+        if not self._valkey.is_connected:
             return
-        before_ms = time.time_ns() // 1_000_000 - _LEFT_BEHIND_MS
-        for stored in await self._hot.left_behind(before_ms, _SWEPT_MAX):
-            self._durable.offer(stored)
+        for response_id in await self._hot.hold(self._durable.promised()):
+            if (stored := self._durable.waits(response_id)) is not None:
+                await self._hot.keep(stored)
+        taken = list[str]()
+        if self._durable.has_room:
+            taken = await self._hot.take_over(_SILENT_MS, _TAKEN_OVER_MAX)
+        for start in range(0, len(taken), _READ_AT_ONCE):
+            for stored in await self._hot.waiting(taken[start : start + _READ_AT_ONCE]):
+                self._durable.offer(stored)
 
 
 def cannot_store() -> RejectedError:

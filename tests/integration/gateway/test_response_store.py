@@ -13,7 +13,7 @@ import pytest
 from gateway.app import running_gateway
 from gateway.endpoints.response_answers import ResponseObject
 from gateway.responses.store import ResponseStore
-from sluice.process import free_port
+from sluice.process import ChildProcess, free_port
 from tests.integration.gateway.conftest import KEY, LIMITED_KEY, OTHER_KEY, Service
 from tests.integration.gateway.test_responses import CALLING, FUNCTION, STOP
 from tests.support.response_shapes import events_of
@@ -231,21 +231,55 @@ async def test_one_that_is_under_way_is_a_conflict(stateful: Any, eventually: An
         await until_status(http, response_id, 404)
 
 
-async def test_unstored_responses_of_a_killed_gateway_are_stored_by_another(
+@asynccontextmanager
+async def valkey_again(w: Any, eventually: Any) -> AsyncIterator[None]:
+    """Start Valkey anew, without its data, at the port of the former one."""
+    await w.valkey.stop()
+    await eventually(lambda: not w.gateway.stateful.responses.is_hot)
+    again = await ChildProcess.start(w.valkey.spec)
+    try:
+        await eventually(lambda: w.gateway.stateful.responses.is_hot)
+        yield
+    finally:
+        await again.stop()
+
+
+async def test_waiting_responses_of_a_killed_gateway_survive_valkey_too(
     stateful: Any, service: Service, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.responses.store._LEFT_BEHIND_MS", 0)
+    """The gateway is killed, then Valkey, and PostgreSQL is away all the time."""
+    monkeypatch.setattr("gateway.responses.store._SILENT_MS", 0)
     async with stateful() as w, w.sdk() as sdk:
         store = w.gateway.stateful.responses
-        monkeypatch.setattr(store._durable, "offer", lambda stored: None)  # it dies before
+        with monkeypatch.context() as killed:
+            killed.setattr(store._durable, "offer", lambda stored: None)  # it dies before
+            answer = await created(sdk)
+            assert answer.store
+            service.is_away = True
+        await eventually(lambda: store.waiting)
+        async with valkey_again(w, eventually):
+            assert (await sdk.responses.retrieve(answer.id)).id == answer.id
+            service.is_away = False
+            await eventually(lambda: service.kept == 1 and not store.waiting)
+
+
+async def test_a_valkey_without_its_data_gets_waiting_responses_again(
+    stateful: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Valkey is killed, then the gateway, before PostgreSQL has the response."""
+    async with stateful() as w, w.sdk() as sdk:
+        store = w.gateway.stateful.responses
+        monkeypatch.setattr("gateway.responses.durable._GATHER_S", 3600.0)
         answer = await created(sdk)
         assert answer.store
-        monkeypatch.undo()
-        monkeypatch.setattr("gateway.responses.store._LEFT_BEHIND_MS", 0)
-        await store._sweep()
-        await eventually(lambda: service.kept >= 1)
-        await w.valkey.stop()
-        assert (await sdk.responses.retrieve(answer.id)).id == answer.id
+        assert store.waiting == 1
+
+        async with valkey_again(w, eventually):
+            async with asyncio.timeout(60):
+                while not (await store._hot.find([answer.id]))[0].is_stored:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            store._durable._forget(answer.id)  # the gateway is killed
+            assert (await sdk.responses.retrieve(answer.id)).id == answer.id
 
 
 async def test_a_young_response_is_not_reported_as_missing_without_valkey(
