@@ -58,6 +58,7 @@ class AnthropicMessages:
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """POST /v1/messages/count_tokens. Returns the number of a message's prompt tokens."""
+        set_request_id_header(request, _REQUEST_ID)
         principal = authenticate(self._directory, request)
         self._directory.require_scope(principal, Scope.CHAT)
         wanted = await read_parsed(request, partial(parse, CountTokensRequest))
@@ -66,7 +67,7 @@ class AnthropicMessages:
             wanted.model,
             wanted.turns,
             wanted.shown_tools,
-            options=dict(wanted.template_options or {}),
+            options=wanted.counted_options,
         )
         body = orjson.dumps({"input_tokens": count})
         return web.Response(body=body, content_type="application/json", headers=headers)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.bodies.anthropic_blocks import Messages, TextBlocks, text_of, turns_of
-from gateway.bodies.chat import Effort, TemplateOptions
+from gateway.bodies.chat import Effort, TemplateOptions, effort_options
 from gateway.bodies.fields import (
     Elsewhere,
     Flag,
@@ -40,6 +40,8 @@ from sluice.deadlines import DEADLINE_MS_MAX
 
 STOPS_MAX = 16
 _SCHEMA_NAME = "answer"
+# Coding agents send this edit, which removes nothing.
+_KEEPS_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
 
 
 class AnthropicTool(Strict):
@@ -115,7 +117,7 @@ class _ChatBody(Body):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: Any = None  # accepted without effect, because all prefixes are cached
-    context_management: Annotated[Any, Only({}, {"edits": []})] = None
+    context_management: Annotated[Any, Only({}, {"edits": []}, {"edits": [_KEEPS_THINKING]})] = None
     mcp_servers: Annotated[Any, Only([], instead="call them from the application")] = None
     chat_template_kwargs: TemplateOptions | None = None
 
@@ -164,6 +166,13 @@ class _ChatBody(Body):
 
 class CountTokensRequest(_ChatBody):
     """A message whose input tokens are counted instead of answered."""
+
+    @property
+    def counted_options(self) -> dict[str, object]:
+        """Options of the template with the effort, which a chat completion derives itself."""
+        effort = None if self.output_config is None else self.output_config.effort
+        told = {} if effort is None else effort_options(effort)
+        return told | (self.template_options or {})
 
 
 class AnthropicRequest(_ChatBody):

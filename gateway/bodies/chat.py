@@ -214,8 +214,7 @@ class ChatRequest(GenerationFields):
         """Options of the chat template besides messages and tools."""
         options: dict[str, object] = {}
         if self.reasoning_effort is not None:
-            options["reasoning_effort"] = self.reasoning_effort
-            options["enable_thinking"] = self.reasoning_effort != "none"
+            options |= effort_options(self.reasoning_effort)
         if self.verbosity is not None:
             options["verbosity"] = self.verbosity
         if self.chat_template_kwargs is not None:
@@ -283,3 +282,8 @@ class ChatRequest(GenerationFields):
 def parse_chat_request(body: bytes) -> ChatRequest:
     """Return the request in `body`, or raise BadRequestError with the name of the wrong field."""
     return parse(ChatRequest, body)
+
+
+def effort_options(effort: Effort) -> dict[str, object]:
+    """Return the options of the chat template that express an effort of reasoning."""
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}

@@ -5,7 +5,7 @@ of the equivalent chat completion except the messages.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag
 
@@ -169,8 +169,10 @@ ResponseToolChoice = Annotated[
     | Annotated[AllowedFunctions, Tag("some functions")],
     Discriminator(_choice_form),
 ]
+_Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+INCLUDABLE: tuple[str, ...] = get_args(_Includable)
 Include = Annotated[
-    Literal["message.output_text.logprobs", "reasoning.encrypted_content"],
+    _Includable,
     Elsewhere(*_INCLUDES_ELSEWHERE, instead="no tool has such output here; leave it out"),
 ]
 

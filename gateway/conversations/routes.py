@@ -11,7 +11,7 @@ from gateway.bodies.parsing import parse
 from gateway.conversations.store import ConversationStore, new_items
 from gateway.directory import Directory
 from gateway.endpoints.reading import read_parsed
-from gateway.records.pages import listed, page_of
+from gateway.records.pages import INCLUDE, check_included, listed, page_of
 from gateway.server.middleware import authenticate
 from gateway.server.routes import Routes, path_rest
 from gateway.server.unknown_urls import unknown_url
@@ -57,13 +57,15 @@ class Conversations:
             case []:
                 return _answer(_document(await self._store.show(tenant_id, conversation_id)))
             case [_]:
-                limit, is_ascending, after = page_of(request, "include")
+                limit, is_ascending, after = page_of(request, *INCLUDE)
+                check_included(request)
                 items = await self._store.page(
                     tenant_id, conversation_id, limit + 1, is_ascending=is_ascending, after=after
                 )
                 body = listed(items[:limit], has_more=len(items) > limit)
                 return web.Response(body=body, content_type=_JSON)
             case _:
+                check_included(request)
                 return _answer(await self._store.item(tenant_id, conversation_id, rest[1]))
 
     async def post(self, request: web.Request) -> web.Response:
@@ -75,6 +77,7 @@ class Conversations:
             return _answer(_document(record))
         if len(rest) > 1:
             raise PlatformError(ErrorCode.NOT_FOUND, unknown_url(request.path, _KNOWN))
+        check_included(request)
         added = await read_parsed(request, partial(parse, AddedItems))
         items = new_items(added.items)
         await self._store.append(tenant_id, conversation_id, items, _ITEMS)

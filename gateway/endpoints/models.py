@@ -1,5 +1,8 @@
 """GET /v1/models and /v1/models/{id}, which show the models that a caller may use."""
 
+from datetime import UTC, datetime
+from typing import cast
+
 import orjson
 from aiohttp import web
 
@@ -16,6 +19,7 @@ from sluice.scopes import Scope
 from sluice.wire.control.v1 import control_pb2 as control
 
 _JSON = "application/json"
+_ANTHROPIC = "anthropic-version"  # header that Anthropic's clients send
 
 
 class Models:
@@ -40,7 +44,11 @@ class Models:
             # `auto` is the last chat model, so that tools that use the first name do not use it.
             models.append(self._shown_auto(principal, auto))
         models.sort(key=lambda shown: shown["kind"] != "chat")
-        return _json({"object": "list", "data": models})
+        told: dict[str, object] = {"object": "list", "data": [_card(request, it) for it in models]}
+        if _ANTHROPIC in request.headers:
+            ids = [it["id"] for it in models] or [None]
+            told |= {"has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+        return _json(told)
 
     async def get_one(self, request: web.Request) -> web.Response:
         """GET /v1/models/{id}, whose ids may contain slashes."""
@@ -48,8 +56,9 @@ class Models:
         name = path_rest(request, "/v1/models/")
         auto = _auto_policy(principal, name)
         if auto is not None:
-            return _json(self._shown_auto(principal, auto))
-        return _json(self._shown(name, self._directory.model(principal, name), principal))
+            return _json(_card(request, self._shown_auto(principal, auto)))
+        shown = self._shown(name, self._directory.model(principal, name), principal)
+        return _json(_card(request, shown))
 
     def _admitted(self, request: web.Request) -> Principal:
         principal = authenticate(self._directory, request)
@@ -100,6 +109,15 @@ class Models:
         except PlatformError:
             return []
         return [model] if self._directory.generates_text(model) else []
+
+
+def _card(request: web.Request, shown: dict[str, object]) -> dict[str, object]:
+    """Return the card of a model, with Anthropic's fields for Anthropic's clients."""
+    if _ANTHROPIC not in request.headers:
+        return shown
+    created = datetime.fromtimestamp(cast("int", shown["created"]), UTC)
+    at = created.isoformat().replace("+00:00", "Z")
+    return shown | {"type": "model", "display_name": shown["id"], "created_at": at}
 
 
 def _state(pool: PoolStatus, principal: Principal, model_id: str) -> dict[str, object]:

@@ -7,8 +7,11 @@ import orjson
 from aiohttp import web
 
 from gateway.bodies.mistakes import bad_value
+from gateway.bodies.responses import INCLUDABLE
 
 _LIMIT, _LIMIT_MAX = 20, 100
+# Official SDKs append brackets to the name of a list.
+INCLUDE = ("include", "include[]")
 
 
 def page_of(request: web.Request, *also: str, default_order: str = "desc") -> tuple[int, bool, str]:
@@ -32,6 +35,17 @@ def page_of(request: web.Request, *also: str, default_order: str = "desc") -> tu
     if order not in ("asc", "desc"):
         raise bad_value("order", "send 'asc' or 'desc'")
     return int(text), order == "asc", query.get("after", "")
+
+
+def check_included(request: web.Request) -> None:
+    """Raise BadRequestError unless the query's `include` names only what is always returned.
+
+    Log probabilities are part of an answer that was created with them.
+    """
+    for name in INCLUDE:
+        for value in request.query.getall(name, ()):
+            if value not in INCLUDABLE:
+                raise bad_value("include", f"send {' or '.join(INCLUDABLE)}")
 
 
 def listed(page: Sequence[dict[str, Any]], *, has_more: bool) -> bytes:

@@ -5,10 +5,10 @@ import asyncio
 import orjson
 from aiohttp import web
 
-from gateway.bodies.mistakes import bad_value
+from gateway.bodies.mistakes import bad_value, unsupported
 from gateway.directory import Directory, Principal
 from gateway.limits.valkey_commands import ValkeyDownError
-from gateway.records.pages import listed, page_of
+from gateway.records.pages import INCLUDE, check_included, listed, page_of
 from gateway.responses.following import Following
 from gateway.responses.hot_store import Found
 from gateway.responses.store import ResponseStore
@@ -26,7 +26,7 @@ _KNOWN = (
     "/v1/responses/{id}/cancel",
 )
 _CANCEL_S, _CANCEL_POLL_S = 10.0, 0.05
-_SHOWN = {"stream", "starting_after", "include", "include_obfuscation"}
+_SHOWN = {"stream", "starting_after", "include_obfuscation", *INCLUDE}
 
 
 class StoredResponses:
@@ -102,7 +102,8 @@ class StoredResponses:
     async def _input_items(
         self, request: web.Request, principal: Principal, response_id: str
     ) -> web.Response:
-        limit, is_ascending, after = page_of(request, "include")
+        limit, is_ascending, after = page_of(request, *INCLUDE)
+        check_included(request)
         found = await self._store.find(principal.tenant.id, response_id)
         if found.stored is None:
             text = f"Response '{response_id}' is still under way: ask again when it has ended."
@@ -145,6 +146,9 @@ def _stream_query(request: web.Request) -> tuple[bool, int | None]:
     query = request.query
     if unknown := query.keys() - _SHOWN:
         raise bad_value(min(unknown), "this parameter is unknown; leave it out")
+    check_included(request)
+    if query.get("include_obfuscation", "false") != "false":
+        raise unsupported("include_obfuscation", "leave it out, or send 'false'")
     stream, after = query.get("stream", "false"), query.get("starting_after")
     if stream not in ("true", "false"):
         raise bad_value("stream", "send 'true' or 'false'")

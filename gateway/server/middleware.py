@@ -118,7 +118,7 @@ class Envelope:
             )
             raise
         if not response.prepared:
-            response.headers.update(identity.headers)
+            response.headers.update(identity_of(request).headers)
         outcome = outcome_of(request, response.status)
         self._counts.note(route.name, response.status, outcome, identity.request_id, started_at_s)
         return response

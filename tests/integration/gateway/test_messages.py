@@ -1,6 +1,7 @@
 """Anthropic's Messages API as its official SDK and plain HTTP clients see it."""
 
 import json
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,11 @@ async def test_the_official_sdk(world: Any) -> None:
             final = await stream.get_final_message()
         assert "".join(texts) == final.content[0].text == w.text
         assert final.usage.output_tokens == message.usage.output_tokens
+        models = await sdk.models.list()
+        assert not models.has_more
+        (card,) = [it for it in models.data if it.id == "tiny"]
+        assert card == await sdk.models.retrieve("tiny")
+        assert (card.type, card.display_name, card.created_at.tzinfo) == ("model", "tiny", UTC)
         count = await sdk.messages.count_tokens(model="tiny", messages=HELLO, tools=[TOOL])
         with_tools = await sdk.messages.create(**body, tools=[TOOL])
         usage = with_tools.usage
@@ -120,6 +126,14 @@ async def test_the_official_sdk(world: Any) -> None:
         assert missing.value.body["error"]["code"] == "model_not_found"
         with pytest.raises(anthropic.AuthenticationError):
             await sdk.with_options(api_key="sk-none").messages.create(**body)
+
+
+async def test_counting_names_its_request(world: Any) -> None:
+    async with world() as w, w.http() as http:
+        body = {"model": "tiny", "messages": HELLO}
+        answer = await http.post("/v1/messages/count_tokens", json=body)
+        assert answer.status_code == 200
+        assert answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
 async def test_the_reasoning_of_a_model_is_a_block(

@@ -342,6 +342,25 @@ async def test_the_phase_of_a_message_is_stored_and_shown(stateful: Any) -> None
         assert caught.value.param == "input[0].phase"
 
 
+async def test_the_sdk_names_what_answers_shall_include(stateful: Any) -> None:
+    async with stateful() as w, w.sdk() as sdk, w.http() as http:
+        made = await created(sdk, include=["message.output_text.logprobs"])
+        for names in (["message.output_text.logprobs"], ["reasoning.encrypted_content"]):
+            shown = await sdk.responses.retrieve(made.id, include=names)
+            assert shown == made
+            assert shown.output[0].content[0].logprobs
+            items = await sdk.responses.input_items.list(made.id, include=names)
+            assert len(items.data) == 1
+        for path in (made.id, f"{made.id}/input_items"):
+            for name in ("include", "include[]"):
+                wanted = {name: "file_search_call.results"}
+                refused = await http.get(f"{PATH}/{path}", params=wanted)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "include")
+        hidden = {"stream": "true", "include_obfuscation": "true"}
+        refused = await http.get(f"{PATH}/{made.id}", params=hidden)
+        assert refused.json()["error"]["param"] == "include_obfuscation"
+
+
 async def test_pages_of_input_items(stateful: Any) -> None:
     async with stateful() as w, w.http() as http:
         items = [{"role": "user", "content": f"item {number}"} for number in range(5)]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.anthropic.task import MessageTask, message_task
-from gateway.bodies.anthropic import AnthropicRequest
+from gateway.bodies.anthropic import AnthropicRequest, CountTokensRequest
 from gateway.bodies.messages import NamedChoice
 from gateway.bodies.parsing import parse as parsed
 from sluice.errors import BadRequestError, ErrorCode
@@ -113,6 +113,17 @@ def test_invalid_bodies_are_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         task(**fields)
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_REQUEST, param)
+
+
+def test_an_edit_that_removes_nothing_is_accepted() -> None:
+    task(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
+
+
+def test_a_count_has_the_effort_of_the_message() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    counted = CountTokensRequest.model_validate(body | {"output_config": {"effort": "low"}})
+    assert counted.counted_options == {"reasoning_effort": "low", "enable_thinking": True}
+    assert CountTokensRequest.model_validate(body).counted_options == {}
 
 
 @pytest.mark.parametrize(
