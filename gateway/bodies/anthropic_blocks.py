@@ -96,11 +96,12 @@ _Blocks = Annotated[list[Block], Field(fail_fast=True, min_length=1, max_length=
 
 
 class AnthropicMessage(_Block):
-    """A message of Anthropic's API. Consecutive messages of one role form one turn."""
+    """A message of Anthropic's API. Consecutive messages of one role form one turn.
 
-    role: Annotated[
-        Literal["user", "assistant"], Elsewhere("system", instead="use the field 'system'")
-    ]
+    A message of the role `system` instructs the model from its place in the conversation on.
+    """
+
+    role: Literal["user", "assistant", "system"]
     content: Text | _Blocks
 
     @property
@@ -134,17 +135,20 @@ class _Turns:
         if message.role == "assistant":
             self._require_results()
             self._add_answer(at, message.blocks)
+        elif message.role == "system":
+            self._require_results()
+            self._add_instruction(at, message.blocks)
         else:
             self._add_question(at, message.blocks)
         self._role = message.role
 
     def end(self) -> None:
-        """End the last turn, or raise BadRequestError if it is not a complete turn of the user."""
+        """End the last turn, or raise BadRequestError if it is the assistant's or lacks results."""
         self._require_results()
         if self._role == "assistant":
             raise bad_value(
                 "messages",
-                "the last message must be the user's; no answer is prefilled here",
+                "the last message must not be the assistant's; no answer is prefilled here",
             )
 
     def _add_answer(self, at: str, blocks: Sequence[Block]) -> None:
@@ -179,6 +183,12 @@ class _Turns:
                 tool_calls=calls or None,
             )
         )
+
+    def _add_instruction(self, at: str, blocks: Sequence[Block]) -> None:
+        texts = [block for block in blocks if isinstance(block, TextBlock)]
+        if len(texts) < len(blocks):
+            raise bad_value(at, "a system message has only blocks of the type 'text'")
+        self.messages.append(Message.model_construct(role="system", content=text_of(texts)))
 
     def _add_question(self, at: str, blocks: Sequence[Block]) -> None:
         texts: list[str] = []
@@ -226,8 +236,8 @@ def turns_of(messages: Sequence[AnthropicMessage]) -> list[Message]:
     """Return the turns of a chat that are equivalent to the messages.
 
     Raises:
-        BadRequestError: A call has no result, a result has no call, or the last turn is not the
-            user's.
+        BadRequestError: A call has no result, a result has no call, or the last turn is the
+            assistant's.
     """
     turns = _Turns()
     for index, message in enumerate(messages):

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 _SHOWN_MAX = 120
 _LIKENESS = 0.75
-# URLs of OpenAI's API that this server lacks, with an alternative for each.
+# URLs of OpenAI's and others' APIs that this server lacks, with an alternative for each.
 _ELSEWHERE = {
     "/v1/assistants": "keep threads in the application, and use chat completions",
     "/v1/threads": "keep threads in the application, and use chat completions",
@@ -22,7 +22,7 @@ _ELSEWHERE = {
     "/v1/skills": "send instructions and tools with each request",
     "/v1/organization": "operators manage tenants, keys and usage by the administration's API",
     "/v1/completions/": "completions are not stored",
-    "/v1/messages/batches": 'send the messages one by one, with a "priority" below 0',
+    "/v1/messages/batches": "POST /v1/batches takes chat completions and responses",
     "/v1/score": "POST /v1/rerank compares a query with documents",
 }
 
@@ -43,7 +43,7 @@ def unknown_url(path: str, known: Collection[str]) -> str:
         return f"{text} Did you mean /v1{tidy}? The base URL of clients ends in /v1."
     for prefix, instead in _ELSEWHERE.items():
         if path == prefix or f"{tidy}/".startswith(f"{prefix.rstrip('/')}/"):
-            return f"{text} OpenAI's {prefix.rstrip('/')} is not served here: {instead}."
+            return f"{text} {prefix.rstrip('/')} is not served here: {instead}."
     near = get_close_matches(tidy[:_SHOWN_MAX], known, n=1, cutoff=_LIKENESS)
     if near:
         return f"{text} Did you mean {near[0]}?"

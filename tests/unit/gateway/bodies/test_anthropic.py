@@ -115,6 +115,22 @@ def test_invalid_bodies_are_refused(fields: dict[str, Any], param: str) -> None:
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_REQUEST, param)
 
 
+def test_a_system_message_keeps_its_place() -> None:
+    order = {
+        "role": "system",
+        "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "brief"}],
+    }
+    answer = {"role": "assistant", "content": "well"}
+    told = task(system="s", messages=[USER, answer, USER, order]).messages
+    assert [it.role for it in told] == ["system", "user", "assistant", "user", "system"]
+    assert told[-1].content == "be brief"
+    told = task(messages=[USER, order | {"content": "now"}, USER]).messages
+    assert [it.role for it in told] == ["user", "system", "user"]
+    for messages in ([USER, CALLING, order], [USER, {"role": "system", "content": [CALL]}]):
+        with pytest.raises(BadRequestError):
+            task(messages=messages)
+
+
 def test_an_edit_that_removes_nothing_is_accepted() -> None:
     task(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
 
