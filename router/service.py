@@ -29,6 +29,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # A prompt of 240 KB arrives in one flight. The default window of 64 KiB needs round trips.
+    ("grpc.http2.lookahead_bytes", 4 << 20),
     ("grpc.so_reuseport", 0),  # a second router on the same port must fail to start
 )
 

@@ -10,6 +10,7 @@ values.
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from math import inf
+from typing import cast
 
 # Largest share of the pool that may be pinned. Running sequences need the remaining blocks.
 PINNED_RATIO_MAX = 0.5
@@ -86,15 +87,16 @@ class BlockPool:
         self._holders[block] = 1
         return block
 
-    def find(self, hashes: Sequence[bytes]) -> tuple[int, int]:
-        """Return how many of the first hashes are cached, and how many of those blocks are idle."""
-        idle = 0
-        for index, key in enumerate(hashes):
-            block = self._block_of.get(key)
-            if block is None:
-                return index, idle
-            idle += block in self._idle
-        return len(hashes), idle
+    def find(self, hashes: Sequence[bytes]) -> list[int]:
+        """Return the cached blocks of the first hashes, up to the first hash without a block."""
+        blocks = list(map(self._block_of.get, hashes))
+        if None in blocks:
+            del blocks[blocks.index(None) :]
+        return cast("list[int]", blocks)
+
+    def idle_in(self, blocks: Sequence[int]) -> int:
+        """Return how many of the blocks are idle."""
+        return sum(map(self._idle.__contains__, blocks))
 
     def share(self, key: bytes) -> int:
         """Count one more sequence for the cached block with this hash, and return the block."""
@@ -105,21 +107,18 @@ class BlockPool:
         self._holders[block] += 1
         return block
 
-    def share_all(self, hashes: Sequence[bytes]) -> list[int]:
-        """Count one more sequence for each cached block, and return the blocks.
+    def share_all(self, blocks: Sequence[int]) -> None:
+        """Count one more sequence for each of the blocks that `find` has returned.
 
         A long cached prompt has thousands of blocks, whose calls of `share` would take longer.
         """
-        blocks = list(map(self._block_of.__getitem__, hashes))
-        holders, idle, kept = self._holders, self._idle, self._kept
+        holders, idle = self._holders, self._idle
+        if self._kept:
+            self._kept.difference_update(blocks)
         for block in blocks:
             if not holders[block]:
-                if block in kept:
-                    kept.remove(block)
-                else:
-                    del idle[block]
+                idle.pop(block, None)
             holders[block] += 1
-        return blocks
 
     def hold(self, blocks: Iterable[int]) -> None:
         """Count one more sequence for each block. Every block must be held already."""
@@ -166,7 +165,7 @@ class BlockPool:
             `until_s` has passed, and below the number of hashes if PINNED_RATIO_MAX is reached.
         """
         self.expire_pins(now_s)
-        blocks = [self._block_of[key] for key in hashes[: self.find(hashes)[0]]]
+        blocks = self.find(hashes)
         if until_s <= now_s:
             self._unpin([b for b in dict.fromkeys(blocks) if b in self._pinned_until_s])
             return 0

@@ -164,7 +164,7 @@ class ScheduledEngine:
         """Return the contents of the cached blocks among `hashes`, up to the first missing one."""
         self._check_transfer()
         pool = self._scheduler.pool
-        found = tuple(hashes[: pool.find(hashes)[0]])
+        found = tuple(hashes[: len(pool.find(hashes))])
         blocks = [pool.share(key) for key in found]
         try:
             data = self._backend.read_blocks(blocks)
@@ -199,7 +199,7 @@ class ScheduledEngine:
                 pool.publish(block, key)
         finally:
             pool.release([held[key] for key in chain])
-        return pool.find(blocks.hashes)[0]
+        return len(pool.find(blocks.hashes))
 
     def sleep(self, blocks: int) -> bool:
         """Free all KV memory except for `blocks` blocks. Returns False if that is impossible.

@@ -335,14 +335,14 @@ class EngineScheduler:
         sequence = self._waiting.first()
         if sequence is None:
             return None
-        hits, spare = self._room_for(sequence)
+        cached, spare = self._room_for(sequence)
         if spare < 0 and not self._running:
             self.pool.drop_pins()
-            hits, spare = self._room_for(sequence)
+            cached, spare = self._room_for(sequence)
             assert spare >= 0, "validation lets no sequence in that the empty pool cannot hold"
         if spare < (self._watermark if self._running else 0):
             return None
-        self._admit(sequence, hits, now_s)
+        self._admit(sequence, cached, now_s)
         self._prefilling.append(sequence)
         return sequence
 
@@ -352,9 +352,9 @@ class EngineScheduler:
         If a probe had to wait, a busy engine would appear dead.
         """
         while (sequence := self._waiting.first()) and sequence.is_urgent:
-            hits, spare = self._room_for(sequence)
+            cached, spare = self._room_for(sequence)
             if spare >= 0:
-                self._admit(sequence, hits, now_s)
+                self._admit(sequence, cached, now_s)
                 self._prefilling.insert(0, sequence)
                 continue
             victim = max(
@@ -367,8 +367,8 @@ class EngineScheduler:
             else:
                 self._preempt(victim)
 
-    def _room_for(self, sequence: ScheduledSequence) -> tuple[int, int]:
-        """Return the number of a sequence's cached blocks, and of blocks left if admitted."""
+    def _room_for(self, sequence: ScheduledSequence) -> tuple[list[int], int]:
+        """Return a sequence's cached blocks, and the number of blocks left if admitted."""
         # The last token must be computed in any case, because sampling needs its logits.
         full = (len(sequence.tokens) - 1) // BLOCK_TOKENS if self.has_prefix_cache else 0
         if len(sequence.hashes) < full:
@@ -377,19 +377,19 @@ class EngineScheduler:
         if sequence.request.prompt_logprobs >= 0 and sequence.scored < sequence.prompt_tokens:
             # The first logprob to report is computed at the token before it.
             full = min(full, (sequence.scored - 1) // BLOCK_TOKENS)
-        hits, idle = self.pool.find(sequence.hashes[:full])
-        needed = -(-len(sequence.tokens) // BLOCK_TOKENS) - hits
-        return hits, self.pool.available - idle - needed
+        cached = self.pool.find(sequence.hashes[:full])
+        needed = -(-len(sequence.tokens) // BLOCK_TOKENS) - len(cached)
+        return cached, self.pool.available - self.pool.idle_in(cached) - needed
 
-    def _admit(self, sequence: ScheduledSequence, hits: int, now_s: float) -> None:
-        """Allocate all blocks of the queue's first sequence. The first `hits` blocks are cached."""
+    def _admit(self, sequence: ScheduledSequence, cached: list[int], now_s: float) -> None:
+        """Allocate all blocks of the queue's first sequence, of which the first are cached."""
         self._waiting.pop(sequence)
-        sequence.blocks = self.pool.share_all(sequence.hashes[:hits])
-        sequence.capacity = hits * BLOCK_TOKENS
+        self.pool.share_all(cached)
+        sequence.blocks = cached
+        sequence.computed = sequence.capacity = len(cached) * BLOCK_TOKENS
         while sequence.capacity < len(sequence.tokens):
             taken = self._take(sequence)
             assert taken, "the room was counted before"
-        sequence.computed = hits * BLOCK_TOKENS
         self._begin(sequence, sequence.computed, now_s)
 
     def _begin(self, sequence: ScheduledSequence, cached_tokens: int, now_s: float) -> None:

@@ -7,6 +7,7 @@ hashed again. All hashes are the engine's own, so no hash is trusted from anothe
 
 from array import array
 from collections import OrderedDict
+from itertools import chain
 from typing import NamedTuple
 
 from sluice.hashing import BLOCK_TOKENS, block_hashes
@@ -57,7 +58,7 @@ class PromptSpans:
             UnknownSpanError: A span is missing, or the chain of spans has another root or length.
         """
         spans = self._chain(root, known, known_tokens)
-        hashes = [one for span in spans for one in span.hashes]
+        hashes = list(chain.from_iterable([span.hashes for span in spans]))
         if spans:
             whole = array("I", b"".join([span.ids for span in spans]))
             whole.extend(ids)

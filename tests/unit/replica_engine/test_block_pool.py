@@ -52,12 +52,22 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 6))
     def share(self, index: int) -> None:
         name = self.some_name(index)
-        hits, idle = self.pool.find([name])
-        assert hits == (name in self.pool.cached())
-        if hits:
-            before = self.pool.available
-            self.chains.append([self.pool.share(name)])
+        found = self.pool.find([name])
+        assert bool(found) == (name in self.pool.cached())
+        if found:
+            before, idle = self.pool.available, self.pool.idle_in(found)
+            assert self.pool.share(name) == found[0]
+            self.chains.append(found)
             assert self.pool.available == before - idle
+
+    @rule(count=st.integers(0, 6))
+    def share_all(self, count: int) -> None:
+        names = self.pool.cached()[:count]
+        found = self.pool.find([*names, b"unknown.........", *names])
+        before, idle = self.pool.available, self.pool.idle_in(found)
+        self.pool.share_all(found)
+        self.chains += [found] if found else []
+        assert (len(found), self.pool.available) == (len(names), before - idle)
 
     def some_name(self, index: int) -> bytes:
         """Return the hash of a cached block, or one that is not cached."""
@@ -74,7 +84,7 @@ class PoolMachine(RuleBasedStateMachine):
         until_s = self.now_s + ttl_s
         pinned = self.pool.pin(names, until_s, self.now_s)
         self.expire()
-        cached = names[: self.pool.find(names)[0]]
+        cached = self.pool.find(names)
         if ttl_s > 0:
             self.pins.update(dict.fromkeys(names[:pinned], until_s))
             assert pinned == len(cached) or len(self.pins) == BLOCKS // 2
@@ -135,7 +145,8 @@ def test_the_tail_of_a_chain_is_evicted_before_its_head() -> None:
         pool.publish(block, bytes([index]) * 16)
     pool.release(blocks)
     pool.take()
-    assert pool.find([bytes([i]) * 16 for i in range(3)]) == (2, 2)
+    found = pool.find([bytes([i]) * 16 for i in range(3)])
+    assert (found, pool.idle_in(found)) == (blocks[:2], 2)
 
 
 def test_equal_content_is_published_once() -> None:
@@ -157,9 +168,11 @@ def test_room_is_not_counted_twice_for_a_pinned_block_that_is_shared() -> None:
     assert block is not None
     pool.publish(block, b"x" * 16)
     pool.release([block])
-    assert pool.find([b"x" * 16]) == (1, 1)
+    assert pool.find([b"x" * 16]) == [block]
+    assert pool.idle_in([block]) == 1
     pool.pin([b"x" * 16], 10.0, 0.0)
     assert (pool.available, pool.used) == (1, 0)
-    assert pool.find([b"x" * 16]) == (1, 0)
+    assert pool.find([b"x" * 16]) == [block]
+    assert pool.idle_in([block]) == 0
     pool.share(b"x" * 16)
     assert (pool.available, pool.used) == (1, 1)

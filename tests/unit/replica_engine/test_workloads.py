@@ -183,16 +183,16 @@ def disturb(runs: list[Run], jobs: list[dict], kind: str, *values: int) -> None:
             job = jobs[values[0] % len(jobs)]
             prompt = job["prompt"]
             hashes = block_hashes(prompt, root_of(job), len(prompt) // BLOCK_TOKENS)
-            cached = run.engine.scheduler.pool.find(hashes)[0]
+            cached = run.engine.scheduler.pool.find(hashes)
             if kind == "transfer":
                 blocks = run.engine.export_blocks(hashes)
-                assert len(blocks.hashes) == cached
+                assert len(blocks.hashes) == len(cached)
                 taken = other.engine.import_blocks(blocks)
-                assert taken == other.engine.scheduler.pool.find(blocks.hashes)[0]
+                assert taken == len(other.engine.scheduler.pool.find(blocks.hashes))
             else:
                 now_s = run.engine._clock()
                 pinned = run.engine.scheduler.pool.pin(hashes, now_s + values[1], now_s)
-                assert pinned <= (cached if values[1] > 0 else 0)
+                assert pinned <= (len(cached) if values[1] > 0 else 0)
                 assert run.engine.load().kv_blocks_pinned <= run.engine.limits.kv_blocks // 2
 
 
