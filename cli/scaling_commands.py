@@ -15,7 +15,8 @@ from cli.api import ApiClient, Json
 from cli.audit_commands import since_moment
 from cli.day_picture import Panel, picture
 from cli.render import show_fields, show_json, show_objects
-from cli.scaling_roles import by_role, role_bounds, role_lines
+from cli.scaling_roles import by_role, role_bounds
+from cli.scaling_words import told
 from cli.stack_commands import fail
 from cli.token_curves import CurveError, TokenCurve, read_curve
 
@@ -424,39 +425,6 @@ def budget(
         return await api.call("PUT", path, known | changes) if changes else known
 
     _show(ask(work), as_json=as_json)
-
-
-def told(found: Json) -> list[str]:
-    """Return the reason of a pool's size in words."""
-    if not found.get("decided_at", "") and "wanted" not in found:
-        return ["The pool has bounds and no plan yet: check that a control plane runs."]
-    now = f"{found['ready']} ready, {found['booting']} booting"
-    if found["asleep"] or found["sleepers"]:
-        now += f", {found['asleep']} of {found['sleepers']} asleep"
-    lines = [f"{found['wanted']} replicas ({now}):"]
-    lines += role_lines(found)
-    lines += [f"  {reason['replicas']:>4}  {reason['text']}" for reason in found["reasons"]]
-    lines += [f"Warning: {text}" for text in found["warnings"]]
-    speed = found["speed"]
-    if speed:
-        prompt, output = 1 / speed["prompt_token_s"], 1 / speed["output_token_s"]
-        lines.append(
-            f"A full replica computes {prompt:,.0f} prompt tokens or gives {output:,.0f} output"
-            f" tokens per second, with {speed['sequences']} requests at once."
-        )
-    seconds = found["tiers_s"] or 1.0
-    for priority, (requests, prompt, output, refused) in sorted(
-        found["tiers"].items(), key=lambda item: -int(item[0])
-    ):
-        lines.append(
-            f"Priority {priority}: {requests / seconds:.1f} requests,"
-            f" {prompt / seconds:,.0f} prompt and {output / seconds:,.0f} output tokens per"
-            f" second; {refused} refused."
-        )
-    lines.append(f"A replica boots within {found['boot_s']:.0f} s.")
-    if nodes := found.get("next_nodes"):
-        lines.append(f"The next replicas boot on {', '.join(nodes)}, which fetch the base ahead.")
-    return lines
 
 
 def _explain(found: Json, *, as_json: bool) -> None:

@@ -136,6 +136,8 @@ def hindrance(state: PoolState, decided: PoolPlan, refused: int, late_s: float) 
         return "its replicas are not all ready"
     if facts.backlog_work_s or facts.deferred_work_s or refused:
         return "its work waits"
+    if not decided.has_room:
+        return "the budget has no room for its replacement"
     return "a surge is under way" if state.history.forecast(0.0).is_surge else ""
 
 

@@ -12,6 +12,8 @@ from control_plane.scaling.work import PoolSpeed
 
 _SUMS = ("wanted", "ready", "booting", "asleep", "sleepers", "demand", "expected", "base")
 _MOST = ("noise", "boot_s", "late_s")
+# A decision counts as old after so many intervals between two rounds, and after so many seconds.
+_STALE_LOOKS, _STALE_S = 4.0, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +106,19 @@ def _decision(one: Looked) -> dict[str, Any]:
         "noise": round(forecast.noise, 3),
         "backlog_work_s": round(facts.backlog_work_s, 3),
         "boot_s": round(one.state.boot_s(1.0), 1),
+        "boots": len(one.state.boots_s),
         "speed": {} if speed is None else asdict(speed),
         "tiers": {str(it): list(sums) for it, sums in sorted(one.memory.came.items())},
         "tiers_s": round(one.memory.came_s, 3),
         "late_s": round(one.late_s, 1),
     }
+
+
+def age_warnings(age_s: float, interval_s: float) -> list[str]:
+    """Return a warning if a decision is so old that no control plane seems to plan."""
+    if age_s <= max(_STALE_S, _STALE_LOOKS * interval_s):
+        return []
+    return [f"this plan is {age_s:.0f} s old: no control plane has planned since, see their logs"]
 
 
 def _late_warnings(one: Looked) -> list[str]:

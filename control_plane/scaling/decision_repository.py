@@ -62,8 +62,12 @@ async def _write_change(
 
 
 async def release_numbers(connection: AsyncConnection) -> None:
-    """Restore the operators' numbers of replicas in pools that are no longer scaled."""
+    """Restore operators' numbers in pools that are no longer scaled, and remove expired pins."""
     p, s = tables.pools.c, pool_scalings.c
+    is_over = update(pool_scalings).where(s.pin_until <= func.now())
+    await connection.execute(
+        is_over.values(pin=None, pin_prefill=None, pin_until=None, pinned_by="")
+    )
     is_scaled = select(s.pool_id).where(s.pool_id == p.id, s.is_on).exists()
     held = or_(p.scaled_replicas.is_not(None), p.scaled_sleepers > 0)
     query = update(tables.pools).where(held, ~is_scaled)

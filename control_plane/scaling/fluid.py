@@ -253,7 +253,8 @@ def play(demand: Sequence[float], rule: ScalingRule, terms: Terms, seed: int = 0
         terms: Parameters of the run.
         seed: Seed of the random boot times.
     """
-    first = max(terms.replicas_min, 1, ceil(sum(demand[:_FIRST_S]) / _FIRST_S / FIRST_UTILISATION))
+    early = demand[:_FIRST_S]
+    first = max(terms.replicas_min, 1, ceil(sum(early) / len(early) / FIRST_UTILISATION))
     if (own := getattr(rule, "replicas", None)) is not None:
         first = own
     pool = _Pool(min(first, terms.replicas_max), terms, seed)
@@ -336,7 +337,7 @@ class _Totals:
         """Return the result of the run."""
         return ScalingOutcome(
             violation_minutes=self.minutes.violated,
-            violated_work_share=self._late / self._top_work,
+            violated_work_share=self._late / self._top_work if self._top_work else 0.0,
             gpu_hours=self._paid_s / 3600,
             changes=self.changes,
             ttft_max_s=max(sight.ttft_s),

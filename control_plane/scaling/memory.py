@@ -136,6 +136,8 @@ class PoolSight:
         sleepers: Number of sleeping replicas in the last plan, or None before the first plan.
         deferrable_s: Permitted wait of work of a preemptible tier in seconds, by the tier's
             priority.
+        placed: Number of replicas on a node, in any state, without those that leave.
+        leaving: Number of replicas that drain.
     """
 
     reports: Sequence[CellWork]
@@ -151,6 +153,8 @@ class PoolSight:
     asleep: int = 0
     sleepers: int | None = None
     deferrable_s: Mapping[int, float] = field(default_factory=dict[int, float])
+    placed: int = 0
+    leaving: int = 0
 
 
 def look(
@@ -257,6 +261,8 @@ def _facts(
         deferrable_share=_share(memory, later, speed),
         deferrable_s=min(later.values(), default=0.0),
         deferred_work_s=sum(deferred.values()),
+        placed=sight.placed,
+        leaving=sight.leaving,
     )
     objectives = [sight.objective_s[it] for it in busy if sight.objective_s.get(it)]
     return replace(facts, objective_s=min(objectives)) if objectives else facts

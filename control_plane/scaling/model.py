@@ -128,6 +128,8 @@ class PoolFacts:
         deferrable_share: Share of the demand that may wait longer than the boot time of a replica.
         deferrable_s: Seconds that the deferrable work may wait.
         deferred_work_s: Work-seconds of deferrable work that wait.
+        placed: Replicas on a node, in any state, without those that leave.
+        leaving: Replicas that drain. They use the budget until they have ended.
     """
 
     ready: int
@@ -144,6 +146,8 @@ class PoolFacts:
     deferrable_share: float = 0.0
     deferrable_s: float = 0.0
     deferred_work_s: float = 0.0
+    placed: int = 0
+    leaving: int = 0
 
     @property
     def have(self) -> int:
@@ -241,6 +245,7 @@ class PoolPlan:
         reasons: The steps to `wanted` in order, of which the last step decided.
         warnings: Warnings for operators, in words.
         asleep: Number of sleeping replicas to have in addition.
+        has_room: Whether the budget has room for one replica more, as a move needs it.
     """
 
     wanted: int
@@ -248,6 +253,7 @@ class PoolPlan:
     reasons: tuple[ScalingReason, ...]
     warnings: tuple[str, ...] = ()
     asleep: int = 0
+    has_room: bool = True
 
     @property
     def decisive(self) -> ScalingReason:

@@ -12,10 +12,10 @@ capacity against surges, because they serve within seconds.
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from math import ceil
+from math import ceil, inf
 
 from control_plane.scaling.backlog import owed_work_s, under_way
-from control_plane.scaling.budget import UNPLACED_S, cost_of, placeable, within
+from control_plane.scaling.budget import UNPLACED_S, BudgetUse, placeable, within
 from control_plane.scaling.demand import WorkForecast
 from control_plane.scaling.model import (
     Cause,
@@ -143,7 +143,9 @@ def _plan_pool(state: PoolState, now: float) -> PoolPlan:
     reasons, ask = _demand_reasons(state, now)
     warnings = _warnings(state)
     if settings.pin is not None and state.is_pinned(now) and not state.role:
-        text = f"an operator set {settings.pin}"
+        left_s = settings.pin_until - now
+        until = "it is lifted" if left_s == inf else f"{ceil(left_s / 60)} min have passed"
+        text = f"an operator set {settings.pin}, until {until}"
         return PoolPlan(
             settings.pin, ask, (*reasons, ScalingReason(Cause.PIN, settings.pin, text)), warnings
         )
@@ -242,7 +244,9 @@ def _held(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason
     facts, hold_s = state.facts, _hold_s(state)
     have = facts.have
     if now - state.known_since < hold_s:
-        reasons.append(ScalingReason(Cause.LEARNING, have, "demand is not known for long enough"))
+        known_s = now - state.known_since
+        text = f"demand is known for {known_s:.0f} s, and none goes within the first {hold_s:.0f} s"
+        reasons.append(ScalingReason(Cause.LEARNING, have, text))
         return have
     held = max((ask for at, ask in state.asks if at > now - hold_s), default=0.0)
     if facts.backlog_work_s > facts.ready * _BACKLOG_S:
@@ -254,7 +258,8 @@ def _held(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason
         reasons.append(ScalingReason(Cause.HOLD, have, f"woken in the last {hold_s:.0f} s"))
         return have
     if (kept := min(have, ceil(held))) > wanted:
-        reasons.append(ScalingReason(Cause.HOLD, kept, f"asked for in the last {hold_s:.0f} s"))
+        text = f"demand needed {kept} within the last {hold_s:.0f} s"
+        reasons.append(ScalingReason(Cause.HOLD, kept, text))
         return kept
     return wanted
 
@@ -323,7 +328,7 @@ def _with_sleepers(
     counts = {
         key: max(it.wanted, pools[key].settings.rollout_replicas) for key, it in plans.items()
     }
-    accelerators, price = cost_of(pools, counts)
+    use = BudgetUse(budget, pools, counts)
     found: dict[str, PoolPlan] = {}
     for key, decided in plans.items():
         state = pools[key]
@@ -337,15 +342,15 @@ def _with_sleepers(
             state, decided, now
         ):
             asleep = min(asleep, spare)
-        while asleep and (
-            accelerators + asleep * settings.accelerators > budget.accelerators
-            or price + asleep * settings.price > budget.price
-        ):
-            asleep -= 1
-        accelerators += asleep * settings.accelerators
-        price += asleep * settings.price
-        found[key] = replace(decided, asleep=asleep) if asleep else decided
-    return found
+        granted = 0
+        while granted < asleep and use.has_room(key):
+            use.add(key)
+            granted += 1
+        found[key] = replace(decided, asleep=granted) if granted else decided
+    return {
+        key: it if use.has_room(key, is_new=True) else replace(it, has_room=False)
+        for key, it in found.items()
+    }
 
 
 def _may_boot_to_sleep(state: PoolState, decided: PoolPlan, now: float) -> bool:

@@ -24,7 +24,7 @@ def bounds_of(request: web.Request) -> dict[str, Any]:
         if not re.fullmatch(
             r"[0-9]{1,5}(\.[0-9]{1,6})?" if name == "minute_worth" else r"[0-9]{1,5}", text
         ):
-            message = f"{name} must be a number from 0"
+            message = f"{name} must be a number from 0 to 99999"
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=name)
         found[name] = float(text) if name == "minute_worth" else int(text)
     return found

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Float, cast, exists, func, or_, select, tuple_
+from sqlalchemy import Float, and_, cast, exists, func, or_, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -45,6 +45,9 @@ HAS_WORK = or_(
 )
 
 BUDGET = "fleet"  # id of the only row of the table `scaling_budgets`
+_GONE = (ReplicaState.LOST, ReplicaState.STOPPED)  # states of replicas that use no accelerator
+# kinds of replicas for the budget
+_PLACED, _LEAVING = "placed", "leaving"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,8 @@ def _scaled_pool(row: Mapping[Any, Any], seen: "_PoolRows", role: str) -> Scaled
         asleep=seen.replicas[key, role, "asleep"],
         sleepers=row["scaled_sleepers"],
         deferrable_s=seen.deferrable_s,
+        placed=seen.replicas[key, role, _PLACED],
+        leaving=seen.replicas[key, role, _LEAVING],
     )
     kept = [row["engine"], row["engine_options"]]
     configuration = json.dumps(kept, sort_keys=True).encode()
@@ -287,29 +292,33 @@ async def _replicas(
     Each replica counts for its pool with the role "", too.
     """
     r = tables.replicas.c
-    states = (ReplicaState.READY, ReplicaState.STARTING, ReplicaState.SLEEPING)
-    kind = (r.pool_id, r.role, r.state, r.sleeps)
+    kind = (r.pool_id, r.role, r.state, r.sleeps, r.is_draining)
     query = select(*kind, func.count()).where(
-        r.pool_id.in_(ids), ~r.is_draining, r.state.in_([int(it) for it in states])
+        r.pool_id.in_(ids), r.state.not_in([int(it) for it in _GONE])
     )
     found: Counter[tuple[str, str, str]] = Counter()
-    for pool_id, role, state, sleeps, count in await connection.execute(query.group_by(*kind)):
+    rows = await connection.execute(query.group_by(*kind))
+    for pool_id, role, state, sleeps, is_draining, count in rows:
         for of in ("", PREFILL if role == PREFILL else DECODE):
-            found[pool_id, of, _kind_of(state, sleeps=sleeps)] += count
+            for name in _kinds_of(state, sleeps=sleeps, is_draining=is_draining):
+                found[pool_id, of, name] += count
     return found
 
 
-def _kind_of(state: int, *, sleeps: bool) -> str:
-    """Return the kind of a replica for scaling.
+def _kinds_of(state: int, *, sleeps: bool, is_draining: bool) -> tuple[str, ...]:
+    """Return the kinds of a replica for scaling.
 
     A ready replica that is about to sleep can be woken like one that sleeps. A replica that boots
     only to sleep has a separate kind.
     """
+    if is_draining:
+        return (_LEAVING,)
+    is_up = state in {ReplicaState.READY, ReplicaState.SLEEPING}
+    if not is_up and state != ReplicaState.STARTING:
+        return (_PLACED,)
     if sleeps:
-        return "booting to sleep" if state == ReplicaState.STARTING else "asleep"
-    if state == ReplicaState.SLEEPING:
-        return "booting"
-    return "ready" if state == ReplicaState.READY else "booting"
+        return (_PLACED, "asleep" if is_up else "booting to sleep")
+    return (_PLACED, "ready" if state == ReplicaState.READY else "booting")
 
 
 async def _booted_s(connection: AsyncConnection, ids: Sequence[str]) -> dict[str, list[float]]:
@@ -395,7 +404,11 @@ async def budget(connection: AsyncConnection, besides: Iterable[str]) -> FleetBu
     told = select(t.accelerators, t.price, t.accelerator_price).where(t.id == BUDGET)
     if (row := (await connection.execute(told)).first()) is None:
         return FleetBudget()
-    wanted = func.greatest(p.replicas_wanted, func.coalesce(p.rollout_replicas, 0))
+    r = tables.replicas.c
+    is_own = and_(r.pool_id == p.id, r.state.not_in([int(it) for it in _GONE]))
+    there = select(func.count()).where(is_own, ~r.is_draining).scalar_subquery()
+    leaving = select(func.count()).where(is_own, r.is_draining).scalar_subquery()
+    wanted = func.greatest(p.replicas_wanted, func.coalesce(p.rollout_replicas, 0), there) + leaving
     others = (
         select(p.id, wanted, p.needs, func.coalesce(s.price, 0.0))
         .outerjoin(pool_scalings, s.pool_id == p.id)

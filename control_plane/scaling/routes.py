@@ -4,10 +4,11 @@ import re
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from aiohttp import web
-from sqlalchemy import delete, select, update
+from sqlalchemy import Float, cast, delete, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -22,7 +23,7 @@ from control_plane.http.routes import ACTOR, AdminRoute
 from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.scaling import repository
 from control_plane.scaling.bodies import ScalingBody, ScalingBudgetBody, ScalingPinBody
-from control_plane.scaling.decision import by_pool, decision_of
+from control_plane.scaling.decision import age_warnings, by_pool, decision_of
 from control_plane.scaling.queries import ONE, PLAN_FIELDS, bounds_of, missing_bounds
 from control_plane.scaling.service import look_at
 from control_plane.scaling.tables import (
@@ -57,7 +58,9 @@ _TYPES = {
     "pin_until": describe.nullable(describe.TEXT),
 }
 _DECISION: dict[str, Any] = {
-    **dict.fromkeys(("wanted", "ready", "booting", "asleep", "sleepers"), describe.INTEGER),
+    **dict.fromkeys(
+        ("wanted", "ready", "booting", "asleep", "sleepers", "boots"), describe.INTEGER
+    ),
     **dict.fromkeys(
         ("demand", "expected", "base", "noise", "backlog_work_s", "boot_s", "tiers_s", "late_s"),
         describe.NUMBER,
@@ -167,10 +170,12 @@ class ScalingRoutes:
     async def list(self, request: web.Request) -> web.Response:
         """Return a page of pools with their last decisions."""
         t, kept = pool_scalings, pool_scaling_states.c
-        query = select(t, kept.decision, kept.decided_at).outerjoin(
+        age_s = cast(func.extract("epoch", func.now() - kept.decided_at), Float)
+        query = select(t, kept.decision, kept.decided_at, age_s.label("age_s")).outerjoin(
             pool_scaling_states, kept.pool_id == t.c.pool_id
         )
-        return await page(self._database, query, t.c.pool_id, request, _listed)
+        told = partial(_listed, interval_s=self._interval_s)
+        return await page(self._database, query, t.c.pool_id, request, told)
 
     async def list_asks(self, request: web.Request) -> web.Response:
         """Return a page of actuators with the state of their requests for nodes."""
@@ -180,10 +185,12 @@ class ScalingRoutes:
     async def get(self, request: web.Request) -> web.Response:
         """Return the bounds of a pool."""
         key = path_id(request)
-        rows = await fetch(
-            self._database, select(pool_scalings).where(pool_scalings.c.pool_id == key)
-        )
+        query = select(pools.c.id, pool_scalings)
+        query = query.outerjoin(pool_scalings, pool_scalings.c.pool_id == pools.c.id)
+        rows = await fetch(self._database, query.where(pools.c.id == key))
         if not rows:
+            raise _missing_pool(key)
+        if rows[0]["pool_id"] is None:
             raise missing_bounds(key)
         return shown(request, _settings(rows[0]))
 
@@ -194,7 +201,8 @@ class ScalingRoutes:
         async def work(connection: AsyncConnection) -> Values:
             found = await repository.scaled_pools(connection, 2 * self._interval_s, None)
             if not any(it.id == key for it in found):
-                raise missing_bounds(key)
+                is_there = await connection.scalar(select(pools.c.id).where(pools.c.id == key))
+                raise missing_bounds(key) if is_there else _missing_pool(key)
             pools_then = [
                 replace(it, settings=replace(it.settings, **asked), is_on=True)
                 if it.id == key
@@ -344,11 +352,15 @@ class ScalingRoutes:
         return await self._writes.run(request, work)
 
 
+def _missing_pool(key: str) -> PlatformError:
+    return PlatformError(ErrorCode.NOT_FOUND, f"there is no pools/{key}")
+
+
 async def _locked(write: Write, key: str) -> Values | None:
     """Return the bounds of a pool, with both rows locked, or None if the pool has no bounds."""
     held = select(pools.c.id).where(pools.c.id == key).with_for_update()
     if await first(write.connection, held) is None:
-        raise PlatformError(ErrorCode.NOT_FOUND, f"there is no pools/{key}")
+        raise _missing_pool(key)
     query = select(pool_scalings).where(pool_scalings.c.pool_id == key).with_for_update()
     return await first(write.connection, query)
 
@@ -389,11 +401,12 @@ def _settings(row: Values) -> Values:
     return found | {"pin_until": None if until is None else until.isoformat()}
 
 
-def _listed(row: Values) -> Values:
+def _listed(row: Values, interval_s: float) -> Values:
+    """Return a pool with its last decision, and with a warning if the decision is old."""
     decision: Values = dict.fromkeys(_DECISION)
     decision |= {"reasons": [], "warnings": [], "next_nodes": [], "tiers": {}, "speed": {}}
     decision |= {"cause": "", "role_decisions": {}}
-    decision |= dict.fromkeys(("wanted", "ready", "booting", "asleep", "sleepers"), 0)
+    decision |= dict.fromkeys(("wanted", "ready", "booting", "asleep", "sleepers", "boots"), 0)
     numbers = (
         "demand",
         "expected",
@@ -407,6 +420,7 @@ def _listed(row: Values) -> Values:
     decision |= dict.fromkeys(numbers, 0.0)
     decision |= row["decision"] or {}
     at = row["decided_at"]
+    decision["warnings"] = age_warnings(row["age_s"] or 0.0, interval_s) + decision["warnings"]
     return _settings(row) | decision | {"decided_at": None if at is None else at.isoformat()}
 
 

@@ -1,16 +1,19 @@
 """Compares scaling policies on curves of demand: `python -m sim.scaling --demand FILE ...`.
 
-A curve has one number per line, which is the demand of that second in work-seconds. A ready replica
-does one work-second per second. `sluice` is the product's `plan`, and the other policies are
-published rules. The results are in docs/scaling.md.
+A curve has one number per line, which is the demand of a second in work-seconds. With `--step-s` a
+line is the mean demand of that many seconds. A ready replica does one work-second per second.
+`sluice` is the product's `plan`, and the other policies are published rules. The results are in
+docs/scaling.md.
 """
 
 import argparse
 import gzip
 import json
 import sys
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +25,38 @@ _LADDER_TIERS = (0.4, 0.3, 0.3)
 _LADDER_SLEEPERS = 0.05
 
 
-def read_curve(path: Path) -> list[float]:
-    """Return the curve in a file, which is decompressed if its name ends in .gz.
+def read_curve(path: Path, step_s: int = 1) -> list[float]:
+    """Return the demand of each second in a file, which is decompressed if its name ends in .gz.
+
+    Args:
+        path: File with one number per line.
+        step_s: Seconds of a line.
 
     Raises:
-        ValueError: A line is not a number or is negative, or the file has no line.
+        ValueError: The file cannot be read, a line is no number from 0, or the file has no line.
     """
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-        curve = [float(line) for line in lines if line.strip()]
-    if not curve or not all(0 <= value < float("inf") for value in curve):
-        raise ValueError(f"{path}: one number per line is needed, from 0 upwards")
-    return curve
+    try:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+            steps = list(_numbers(lines))
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise ValueError(f"{path}: {told}") from None
+    if not steps:
+        raise ValueError(f"{path}: the file has no number")
+    return [value for step in steps for value in repeat(step, step_s)]
+
+
+def _numbers(lines: Iterable[str]) -> Iterable[float]:
+    for number, line in enumerate(lines, 1):
+        if not (text := line.strip()):
+            continue
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"line {number} is {text[:40]!r}, and a number from 0 is needed")
+        yield value
 
 
 def _record(name: str, policy: str, seed: int, outcome: ScalingOutcome) -> dict[str, Any]:
@@ -89,6 +113,38 @@ def _terms(options: argparse.Namespace) -> Terms:
     )
 
 
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not (found := _count(text)):
+        raise argparse.ArgumentTypeError("at least 1 is needed")
+    return found
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[str]:
+    """Return the names of the policies. Refuse what would fail only after the simulation."""
+    policies = [name for name in options.policy.split(",") if name]
+    if unknown := sorted(set(policies) - set(RULES)):
+        parser.error(f"no policy {', '.join(unknown)}: there are {', '.join(RULES)}")
+    if not policies:
+        parser.error(f"--policy names none: there are {', '.join(RULES)}")
+    if options.replicas_min > options.replicas_max:
+        parser.error(f"--replicas-min {options.replicas_min} is above {options.replicas_max}")
+    least_s, greatest_s = options.boot_s
+    if not 0 < least_s <= greatest_s < float("inf"):
+        parser.error(f"--boot-s {least_s} {greatest_s}: a least and a greatest time are needed")
+    if options.ramp and options.step_s != 1:
+        parser.error("--step-s is for --demand")
+    for path in filter(None, (options.json, options.plot)):
+        if not path.parent.is_dir():
+            parser.error(f"{path}: there is no folder {path.parent}")
+    return policies
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sim.scaling", description=__doc__)
     curves = parser.add_mutually_exclusive_group(required=True)
@@ -104,7 +160,10 @@ def _parser() -> argparse.ArgumentParser:
         default=",".join(RULES),
         help=f"policies, separated by commas (default: all of {', '.join(RULES)})",
     )
-    parser.add_argument("--seeds", type=int, default=1, help="seeds of the boot times")
+    parser.add_argument("--seeds", type=_positive, default=1, help="seeds of the boot times")
+    parser.add_argument(
+        "--step-s", type=_positive, default=1, help="seconds of a line of --demand (default: 1)"
+    )
     parser.add_argument(
         "--ladder",
         action="store_true",
@@ -114,10 +173,10 @@ def _parser() -> argparse.ArgumentParser:
         "--boot-s", type=float, nargs=2, default=(180.0, 300.0), metavar=("MIN", "MAX")
     )
     parser.add_argument(
-        "--sleepers", type=int, default=0, help="replicas that sleep in any case; paid for"
+        "--sleepers", type=_count, default=0, help="replicas that sleep in any case; paid for"
     )
-    parser.add_argument("--replicas-min", type=int, default=1)
-    parser.add_argument("--replicas-max", type=int, default=400)
+    parser.add_argument("--replicas-min", type=_positive, default=1)
+    parser.add_argument("--replicas-max", type=_positive, default=400)
     parser.add_argument("--objective-s", type=float, default=1.5, help="of first tokens")
     parser.add_argument("--json", type=Path, help="write the results there, as a list")
     parser.add_argument("--plot", type=Path, help="draw the last curve there")
@@ -128,17 +187,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate all policies on all curves, and return the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    policies = [name for name in options.policy.split(",") if name]
-    if unknown := sorted(set(policies) - set(RULES)):
-        parser.error(f"no policy {', '.join(unknown)}: there are {', '.join(RULES)}")
+    policies = _check(parser, options)
     terms = _terms(options)
     records: list[dict[str, Any]] = []
     outcomes: dict[str, ScalingOutcome] = {}
     demand: list[float] = []
     for path in options.demand or [None]:
         try:
-            demand = ramp.curve() if path is None else read_curve(path)
-        except (OSError, ValueError) as error:
+            demand = ramp.curve() if path is None else read_curve(path, options.step_s)
+        except ValueError as error:
             parser.error(str(error))
         for policy in policies:
             for seed in range(options.seeds):

@@ -190,6 +190,10 @@ async def test_a_number_by_hand_stands_until_it_is_lifted_or_over(
 
     await eventually(lambda: has(1), "the other number is done")
     await eventually(is_over, "its time is over")
+    row = await _row(plane, "hand")
+    assert (row["pin"], row["pin_until"], row["pinned_by"]) == (None, None, "")
+    for command in (["explain", "typo"], ["plan", "typo", "--dry-run"]):
+        assert "there is no pools/typo" in await sluice(*command, status=1)
     dry = json.loads(await sluice("plan", "hand", "--dry-run", "--min", "5", "--json"))
     assert dry["wanted"] == 5
     assert (await _row(plane, "hand"))["wanted"] == 1

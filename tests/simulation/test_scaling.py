@@ -1,5 +1,6 @@
 """The product's `plan` in the fluid model, beside the field's rules, on a day that is made here."""
 
+import gzip
 import json
 import random
 from dataclasses import replace
@@ -156,3 +157,71 @@ def test_the_command_writes_a_list_and_refuses_unreadable_input(
         main(["--demand", str(curve), "--policy", "guess"])
     told = capsys.readouterr().err
     assert all(name in told for name in RULES)
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Write files that are no curves, by the text that names what is wrong."""
+    contents = {
+        "line 2 is 'many'": b"4.0\nmany\n",
+        "line 1 is '1,2'": b"1,2\n",
+        "line 3 is '-1'": b"1\n2\n-1\n",
+        "line 1 is 'nan'": b"nan\n",
+        "has no number": b"\n\n",
+        "can't decode": bytes(range(128, 256)),
+    }
+    found: dict[str, Path] = {}
+    for number, (told, content) in enumerate(contents.items()):
+        found[told] = folder / f"{number}.txt"
+        found[told].write_bytes(content)
+    packed = gzip.compress(b"4.0\n" * 999)
+    for told, content in {"ended before": packed[:20], "Not a gzipped": b"4.0\n"}.items():
+        found[told] = folder / f"{len(told)}.txt.gz"
+        found[told].write_bytes(content)
+    return found
+
+
+def test_a_file_that_is_no_curve_is_named_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for told, path in _files(tmp_path).items():
+        with pytest.raises(SystemExit):
+            main(["--demand", str(path), "--policy", "sluice"])
+        error = capsys.readouterr().err
+        assert told in error, error
+        assert str(path) in error, error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--policy", ","], "--policy names none"),
+        (["--seeds", "0"], "at least 1"),
+        (["--boot-s", "300", "100"], "--boot-s 300.0 100.0"),
+        (["--replicas-min", "5", "--replicas-max", "2"], "--replicas-min 5 is above 2"),
+        (["--json", "/no-such-folder/out.json"], "there is no folder /no-such-folder"),
+    ],
+)
+def test_an_option_is_refused_before_the_simulation(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curve = tmp_path / "curve.txt"
+    curve.write_text("4.0\n")
+    with pytest.raises(SystemExit):
+        main(["--demand", str(curve), *arguments])
+    assert told in capsys.readouterr().err
+
+
+def test_a_curve_may_have_another_resolution_and_no_demand_at_all(tmp_path: Path) -> None:
+    fine, coarse, none = (tmp_path / name for name in ("fine.txt", "coarse.txt", "none.txt"))
+    levels = [4.0, 9.0, 5.0, 0.0]
+    fine.write_text("".join(f"{level}\n" * 300 for level in levels))
+    coarse.write_text("".join(f"{level}\n" for level in levels))
+    none.write_text("0\n" * 120)
+    found: list[dict[str, object]] = []
+    for path, step_s in ((fine, "1"), (coarse, "300"), (none, "1")):
+        out = tmp_path / "out.json"
+        arguments = ["--demand", str(path), "--step-s", step_s, "--policy", "sluice"]
+        assert main([*arguments, "--json", str(out)]) == 0
+        found += [{**record, "demand": ""} for record in json.loads(out.read_text())]
+    assert found[0] == found[1]
+    assert found[2]["violated_work_share"] == found[2]["violation_minutes"] == 0

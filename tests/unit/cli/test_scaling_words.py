@@ -5,9 +5,11 @@ from typing import Any
 import typer.main
 from typer.core import TyperGroup, TyperOption
 
-from cli.scaling_commands import scaling, told
+from cli.scaling_commands import scaling
+from cli.scaling_words import told
 
 _FOUND: dict[str, Any] = {
+    "pool_id": "chat",
     "decided_at": "2026-01-01T00:00:00Z",
     "wanted": 2,
     "ready": 2,
@@ -20,6 +22,7 @@ _FOUND: dict[str, Any] = {
     "tiers": {},
     "tiers_s": 15.0,
     "boot_s": 300.0,
+    "boots": 0,
 }
 
 
@@ -44,3 +47,28 @@ def test_each_command_of_scaling_is_there_and_explains_its_options() -> None:
         assert command.help, command.name
         options = [it for it in command.params if isinstance(it, TyperOption)]
         assert all(it.help for it in options), command.name
+
+
+def test_an_explanation_says_who_set_a_number_until_when_and_how_to_lift_it() -> None:
+    hand = {"pin": 3, "pinned_by": "ann", "pin_until": "2026-01-01T02:00:00+00:00"}
+    line = (
+        "Set to 3 by hand (ann) until 2026-01-01T02:00 UTC: `sluice scaling resume chat` lifts it."
+    )
+    assert line in told(_FOUND | hand)
+    assert line.replace(" until 2026-01-01T02:00 UTC", "") in told(
+        _FOUND | hand | {"pin_until": None}
+    )
+    (paused,) = set(told(_FOUND | {"is_paused": True})) - set(told(_FOUND))
+    assert "resume chat" in paused
+    (off,) = set(told(_FOUND | {"is_on": False})) - set(told(_FOUND))
+    assert "not applied" in off
+
+
+def test_an_explanation_of_a_pool_without_a_plan_has_no_numbers() -> None:
+    (line,) = told(_FOUND | {"decided_at": None, "wanted": 0, "reasons": []})
+    assert "no plan yet" in line
+
+
+def test_an_explanation_says_whether_the_boot_time_is_measured() -> None:
+    assert told(_FOUND)[-1] == "A replica boots within 300 s (assumed, none measured)."
+    assert told(_FOUND | {"boots": 4})[-1] == "A replica boots within 300 s (4 boots measured)."
