@@ -1,5 +1,6 @@
 """The budget over all pools: pools sized by hand and rollouts use it first, in money too."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,3 +49,26 @@ def test_replicas_that_rollouts_need_leave_less_for_other_pools() -> None:
     }
     plans = plan(pools, FleetBudget(accelerators=8), 0.0)
     assert {key: it.wanted for key, it in plans.items()} == {"rolled": 6, "other": 2}
+
+
+@pytest.mark.parametrize(("accelerators", "leaving", "has_room"), [(4, 0, 0), (5, 0, 1), (5, 1, 0)])
+def test_a_plan_tells_whether_the_budget_has_room_for_a_move(
+    accelerators: int, leaving: int, has_room: int
+) -> None:
+    facts = PoolFacts(4, 0, 0.0, placed=4, leaving=leaving)
+    pools = {"pool": PoolState(ScalingSettings(4, 4, accelerators=1), facts)}
+    found = plan(pools, FleetBudget(accelerators=accelerators), 0.0)["pool"]
+    assert (found.wanted, found.has_room) == (4, bool(has_room))
+
+
+def test_a_pool_without_a_place_lends_its_part_of_a_scarce_budget_and_takes_no_more() -> None:
+    stuck = PoolFacts(2, 0, 0.0, unplaced=8, unplaced_s=3600.0, placed=2)
+    pools = {
+        "stuck": PoolState(ScalingSettings(10, 10, accelerators=1), stuck),
+        "other": PoolState(ScalingSettings(6, 6, accelerators=1), PoolFacts(1, 0, 0.0, placed=1)),
+    }
+    plans = plan(pools, FleetBudget(accelerators=10), 0.0)
+    assert {key: it.wanted for key, it in plans.items()} == {"stuck": 3, "other": 6}
+    assert plans["stuck"].reasons[-1].text.endswith("7 replicas without a place")
+    free = plan(pools, FleetBudget(accelerators=16), 0.0)
+    assert free["stuck"].wanted == 10, "an ample budget is not lent"

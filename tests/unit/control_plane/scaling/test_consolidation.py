@@ -300,6 +300,9 @@ def test_only_a_calm_pool_moves() -> None:
     assert why(facts, late_s=1.0) == "its replicas are not all ready"
     assert why(facts, refused=1) == why(replace(facts, backlog_work_s=1.0)) == "its work waits"
     assert why(replace(facts, deferred_work_s=1.0)) == "its work waits"
+    full = replace(plan, has_room=False)
+    told = hindrance(PoolState(ScalingSettings(), facts), full, 0, 0.0)
+    assert told == "the budget has no room for its replacement"
     assert by_hand(PoolState(ScalingSettings(is_paused=True), facts), 0.0)
     pinned = PoolState(ScalingSettings(pin=2, pin_until=9.0), facts)
     assert by_hand(pinned, 8.0)
