@@ -122,7 +122,7 @@ def age_warnings(age_s: float, interval_s: float) -> list[str]:
 
 
 def _late_warnings(one: Looked) -> list[str]:
-    told = [one.pool.ask_warning] if one.pool.ask_warning else []
+    told = [text for text in (one.pool.ask_warning, one.pool.condition) if text]
     if not one.late_s:
         return told
     missing = one.decided.wanted - one.state.facts.ready

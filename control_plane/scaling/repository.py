@@ -66,6 +66,7 @@ class ScaledPool:
         sleepers: Number of sleeping replicas of the last plan.
         ask_warning: Warning about the pool's actuator, or an empty text.
         role: Role of the counted replicas, or empty if the pool has no roles.
+        condition: Reason why the pool has fewer replicas than wanted, or empty.
     """
 
     id: str
@@ -79,6 +80,7 @@ class ScaledPool:
     sleepers: int = 0
     ask_warning: str = ""
     role: str = ""
+    condition: str = ""
 
     @property
     def key(self) -> str:
@@ -120,6 +122,7 @@ async def scaled_pools(
         select(
             *(p.id, p.base_digest, p.engine, p.engine_options, p.needs, p.replicas_wanted),
             *(p.scaled_replicas, p.rollout_replicas, *s, kept.memory, said.unplaced),
+            said.text.label("condition"),
             *(p.scaled_sleepers, p.scaled_prefill, p.roles.label("pool_roles")),
             actuator_asks.c.warning,
             (_epoch(s.pin_until)).label("pin_until_s"),
@@ -221,6 +224,7 @@ def _scaled_pool(row: Mapping[Any, Any], seen: "_PoolRows", role: str) -> Scaled
         row["scaled_sleepers"],
         (row["warning"] or "") if row["is_on"] else "",
         role,
+        (row["condition"] or "") if row["is_on"] else "",
     )
 
 

@@ -190,8 +190,12 @@ async def test_a_number_by_hand_stands_until_it_is_lifted_or_over(
 
     await eventually(lambda: has(1), "the other number is done")
     await eventually(is_over, "its time is over")
-    row = await _row(plane, "hand")
-    assert (row["pin"], row["pin_until"], row["pinned_by"]) == (None, None, "")
+
+    async def is_forgotten() -> bool:
+        row = await _row(plane, "hand")
+        return (row["pin"], row["pin_until"], row["pinned_by"]) == (None, None, "")
+
+    await eventually(is_forgotten, "a number whose time is over is shown no more")
     for command in (["explain", "typo"], ["plan", "typo", "--dry-run"]):
         assert "there is no pools/typo" in await sluice(*command, status=1)
     dry = json.loads(await sluice("plan", "hand", "--dry-run", "--min", "5", "--json"))
@@ -238,6 +242,12 @@ async def test_the_budget_over_all_pools_stands_and_is_told(
         replicas_wanted=2,
         needs={"accelerators": 1},
     )
+
+    async def is_placed_nowhere() -> bool:
+        warnings = (await _row(plane, "dear"))["warnings"]
+        return any("0 of 2 placed: no node has" in text for text in warnings)
+
+    await eventually(is_placed_nowhere, "the reason why no replica comes is told")
     await sluice("budget", "--unlimited")
     await sluice("budget", "--price", "12")
     await plane.put(

@@ -27,7 +27,7 @@ def usual_speed(
     for book in books:
         limits, speed = book.limits, book.speed
         if book.role is ReplicaRole.PREFILL:
-            if speed.has_prefilled:
+            if speed.settled_token_s:
                 prefills.append(_prompt_token_s(speed))
             continue
         if limits is None or not speed.decode_cost.is_known:
@@ -47,5 +47,6 @@ def usual_speed(
 
 
 def _prompt_token_s(speed: Speed) -> float:
-    """Return the seconds per prompt token in full steps."""
-    return speed.token_mean_s + speed.decode_step_s / speed.budget
+    """Return the seconds per prompt token in full steps, without the first steps of an engine."""
+    token_s = speed.settled_token_s or speed.assumed_token_s
+    return token_s + speed.decode_step_s / speed.budget

@@ -20,6 +20,9 @@ _STEP_S = 0.02  # assumed seconds of the prompt tokens of a full step, until the
 _DECODE_STEP_S = 0.01  # assumed seconds of a step without prompts, until the first samples
 _SAMPLE_SHARE = 4  # only steps with at least a quarter of the budget are samples of prompt costs
 _LAG_MAX_S = 1.0
+# First steps with prompts, in which an engine compiles kernels. Placement learns from them, because
+# a replica that is slow now should get fewer requests. Scaling does not.
+_COLD_PREFILLS = 3
 _CONTEXT_SPREAD_MIN = 500.0  # least standard deviation of contexts, in tokens, for a slope
 
 
@@ -55,20 +58,23 @@ class Speed:
         lag_s: Seconds from the end of a step until the engine receives the router's reply to its
             frame.
         decode_cost: Model of the decode step time for any number of sequences.
+        settled_token_s: Mean seconds per prompt token without the first steps, or 0 if unknown.
     """
 
     __slots__ = (
         *("_contexts", "_costs", "_covariance", "_decodes", "_lags", "_prefills", "_variance"),
-        *("attention_s", "budget", "decode_cost", "decode_step_s", "lag_s", "token_s"),
+        *("attention_s", "budget", "decode_cost", "decode_step_s", "lag_s", "settled_token_s"),
+        "token_s",
     )
 
     def __init__(self, budget: int) -> None:
         """Start with assumed speeds."""
         self.budget = budget
         self.decode_step_s = _DECODE_STEP_S
-        self.token_s = _STEP_S / budget
+        self.token_s = self.assumed_token_s
         self.attention_s = 0.0
         self.lag_s = 0.0
+        self.settled_token_s = 0.0
         self.decode_cost = DecodeCost()
         self._prefills = self._decodes = self._lags = 0
         self._contexts = self._costs = self._variance = self._covariance = 0.0  # moments of the fit
@@ -97,6 +103,9 @@ class Speed:
     def _learn(self, cost_s: float, context: float) -> None:
         """Fit the cost per token as a linear function of the context, with decaying moments."""
         self._prefills += 1
+        if (settled := self._prefills - _COLD_PREFILLS) > 0:
+            weight = max(_TREND_SMOOTHING, 1 / settled)
+            self.settled_token_s += weight * (cost_s - self.settled_token_s)
         weight = max(_TREND_SMOOTHING, 1 / self._prefills)
         off_context, off_cost = context - self._contexts, cost_s - self._costs
         self._contexts += weight * off_context
@@ -122,13 +131,14 @@ class Speed:
             self.attention_s = median(peer.attention_s for peer in peers)
             self.decode_step_s = median(peer.decode_step_s for peer in peers)
             self._costs = median(peer.token_mean_s for peer in peers)
+        self.settled_token_s = 0.0
         self._prefills = self._decodes = 0
         self._contexts = self._variance = self._covariance = 0.0
 
     @property
-    def has_prefilled(self) -> bool:
-        """Whether a step with many prompt tokens was measured."""
-        return self._prefills > 0
+    def assumed_token_s(self) -> float:
+        """Seconds per prompt token that are assumed before any measurement."""
+        return _STEP_S / self.budget
 
     @property
     def token_mean_s(self) -> float:

@@ -1,5 +1,7 @@
 """The speed of a cell's replicas at full batches, where replicas may have separate roles."""
 
+import pytest
+
 from router.core.fleet.pool_speed import usual_speed
 from router.core.fleet.replica import ReplicaBook
 from router.core.fleet.speed import Speed
@@ -36,6 +38,21 @@ def test_prompts_have_the_speed_of_the_replicas_that_prefill() -> None:
     assert 0.85e-3 < alone.prompt_token_s < 0.95e-3
     assert 0.09e-3 < both.prompt_token_s < 0.11e-3
     assert both.output_token_s == alone.output_token_s
+
+
+@pytest.mark.parametrize("role", [ReplicaRole.BOTH, ReplicaRole.PREFILL])
+def test_the_first_steps_of_a_new_replica_teach_nothing(role: ReplicaRole) -> None:
+    """ai-dynamo/dynamo#12430: kernels are compiled in them, so they take far longer."""
+    told: list[float] = []
+    decode = _book(ReplicaRole.DECODE, decode_us=20_000)
+    new = _book(role, decode_us=20_000)
+    for step_us in [5_000_000] * 3 + [100_000] * 5:
+        state = engine.EngineState(step_us=step_us, step_prompt_tokens=1000)
+        new.speed.observe(state, 0.0)
+        found = _speed(decode, new) if role is ReplicaRole.PREFILL else _speed(new)
+        assert found is not None
+        told.append(found.prompt_token_s)
+    assert max(told) < 0.15e-3, told
 
 
 def test_a_prefill_replica_tells_nothing_of_answers() -> None:
