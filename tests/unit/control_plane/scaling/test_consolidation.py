@@ -225,6 +225,27 @@ def test_moves_end_with_fewer_nodes_and_never_go_in_a_circle(fleet: PackedFleet)
     assert len(after) < len(occupied) or not moves
 
 
+@pytest.mark.parametrize("needed", [1, 3, 4])
+def test_as_many_nodes_as_are_needed_become_empty_one_after_another(needed: int) -> None:
+    smalls, large = [_pool(f"p{at}") for at in range(6)], _pool("large", gib=7, wanted=needed)
+    replicas = [_replica(f"r{at}", f"n{at}", pool) for at, pool in enumerate(smalls)]
+    ages_s = {it.id: OLD_S for it in replicas}
+    known = {pool.id: PackedPool(pool) for pool in smalls}
+    nodes = [_node(f"n{at}") for at in range(6)]
+    fleet = PackedFleet(nodes, replicas, known, ages_s, {}, [large])
+    numbers, placed, moves = count(), 0, 0
+    while move := next_move(fleet, NEEDED):
+        marked = [replace(it, is_vacated=it.id == move.replica.node_id) for it in fleet.nodes]
+        fleet, moves = _carried(replace(fleet, nodes=marked), move, numbers), moves + 1
+        if all(it.node_id != move.replica.node_id for it in fleet.replicas):
+            new = _replica(f"large{placed}", move.replica.node_id, large)
+            placed += 1
+            waiting = [large] if placed < needed else []
+            fleet = replace(fleet, replicas=[*fleet.replicas, new], waiting=waiting)
+    assert placed == needed
+    assert moves == needed, "each move empties a node, and no move is for nothing"
+
+
 # --- the planner alone ---------------------------------------------------------------------------
 
 
