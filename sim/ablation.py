@@ -53,7 +53,7 @@ def _forget(*_arguments: object) -> None:
     return None
 
 
-def _no_credit(_tier: tier.Tier) -> float:
+def _no_allowance(_tier: tier.Tier) -> float:
     return 0.0
 
 
@@ -130,11 +130,11 @@ RULES: dict[str, AblatedRule] = {
         "_LATE_FACTOR",
         float("inf"),
     ),
-    "return-credit": AblatedRule(
-        "a tenant with running requests keeps a credit while its queue is empty",
+    "return-allowance": AblatedRule(
+        "a tenant with running requests keeps an allowance while its queue is empty",
         tier.Tier,
-        "lift_credit",
-        property(_no_credit),
+        "return_allowance",
+        property(_no_allowance),
     ),
 }
 

@@ -26,7 +26,7 @@ from router.core.decide.preemption import PreemptionRoom, RoomClaims, RunningSeq
 from router.core.fleet.answer_lengths import AnswerLengths
 from router.core.fleet.cell_fleet import CellFleet
 from router.core.fleet.health import HealthState
-from router.core.fleet.pool_speed import usual_speed
+from router.core.fleet.pool_speed import median_speed
 from router.core.fleet.replica import ReplicaBook
 from router.core.queue.adapter_waiters import AdapterWaiters
 from router.core.queue.fair_queue import FairQueue
@@ -155,7 +155,10 @@ class CellBook:
         weight = max(_SMOOTHING, 1 / self._priced)
         self.uncached_mean += weight * (uncached - self.uncached_mean)
         request.output_expected = self.answers.expected(request.tenant_id, request.output_max)
-        alone_s = fleet.idle_prefill_s(uncached, request.prompt_tokens - uncached)
+        idle_prefill_s = fleet.idle_prefill_s(uncached, request.prompt_tokens - uncached)
+        # An answer that has begun is not refused because of its adapter.
+        adapter = "" if request.is_begun else request.adapter
+        adapter_s = fleet.cold_load_s(adapter) if adapter else 0.0
         queue = self.queue
         requests, tokens = queue.tenant_load(request.priority, request.tenant_id)
         return AdmissionFigures(
@@ -165,13 +168,9 @@ class CellBook:
             queue.tokens,
             fleet.prompt_tokens_max,
             fleet.has_adapters,
-            alone_s,
+            idle_prefill_s,
+            adapter_s,
         )
-
-    def is_cold(self, request: Request) -> bool:
-        """Return whether a request has not begun and no replica has loaded its adapter."""
-        adapter = request.adapter
-        return bool(adapter) and not request.is_begun and self.fleet.residency.is_cold(adapter)
 
     def renew_mean_speed(self, now: float) -> None:
         """Recompute the mean speed of the replicas, if the last result is too old."""
@@ -309,23 +308,28 @@ class CellBook:
             ends_s += running / (answer_tokens * step_s)
         return Supply(replicas, tokens_s, backlog_s, free, ends_s) if replicas else NO_SUPPLY
 
-    def demand(self, request: Request, idle_prefill_s: float, now: float) -> WorkAhead:
-        """Return the work ahead of a new request, given its own prefill on an idle replica."""
+    def demand(self, request: Request, own_s: tuple[float, float], now: float) -> WorkAhead:
+        """Return the work ahead of a new request, beside its own work.
+
+        Args:
+            request: The request.
+            own_s: Seconds of its own prefill on an idle replica, and of loading its adapter.
+            now: Time, in seconds.
+        """
         uncached = request.uncached_tokens
         requests, tokens = self.queue.ahead(
             request.priority, request.tenant_id, request.weight, uncached, now
         )
-        load_s = self.fleet.cold_load_s(request.adapter) if request.adapter else 0.0
-        return WorkAhead(requests, tokens, idle_prefill_s, load_s)
+        return WorkAhead(requests, tokens, *own_s)
 
-    def own_prefill_s(self, request: Request) -> float:
+    def idle_prefill_s(self, request: Request) -> float:
         """Return the seconds of a request's own prefill on an idle replica."""
         uncached = request.uncached_tokens
         return self.fleet.idle_prefill_s(uncached, request.prompt_tokens - uncached)
 
-    def predict(self, request: Request, idle_prefill_s: float, now: float) -> TimedPrediction:
-        """Return the TTFT prediction of a new request, given its own prefill when idle."""
-        supply, demand = self.supply(now), self.demand(request, idle_prefill_s, now)
+    def predict(self, request: Request, own_s: tuple[float, float], now: float) -> TimedPrediction:
+        """Return the TTFT prediction of a new request, with the arguments of `demand`."""
+        supply, demand = self.supply(now), self.demand(request, own_s, now)
         return self.forecast.predict(request, supply, demand, self.uncached_mean, now)
 
     def runs_below(self, priority: int, now: float) -> bool:
@@ -360,7 +364,7 @@ class CellBook:
         if self._claims.has(request):
             return []
         due_s = min(request.arrived_at + request.objective_s, request.deadline_at) - now
-        if queue_wait_s(self.supply(now), 0, 0.0) + self.own_prefill_s(request) <= due_s:
+        if queue_wait_s(self.supply(now), 0, 0.0) + self.idle_prefill_s(request) <= due_s:
             return []  # running sequences end early enough without a preemption
         books = preemption_figures.candidates(self.fleet, request)
         output = self.output_expected(request)
@@ -427,7 +431,7 @@ class CellBook:
             queued,
             running=sum(len(book.dispatches) for book in self.fleet.replicas.values()),
             replicas_ready=len(ready),
-            speed=usual_speed(ready, sequence_tokens=sequence_tokens, tpot_s=self.config.tpot_s),
+            speed=median_speed(ready, sequence_tokens=sequence_tokens, tpot_s=self.config.tpot_s),
             first_token_s=self.fleet.idle_prefill_s(uncached, 0) if uncached else 0.0,
         )
 

@@ -42,10 +42,10 @@ def rejection(
     if refusal is None and admission.is_crowded(request, figures, config):
         refusal = _over_queue_limit(request, cell, figures, config, now)
     if refusal is None and admission.may_be_late(request, figures):
-        is_cold, supply = cell.is_cold(request), cell.supply(now)
+        supply = cell.supply(now)
         limit_s = admission.deadline_s(request, config)
         is_settled = not supply.replicas or (
-            not admission.is_sampled(request, is_cold=is_cold)
+            not admission.is_sampled(request, figures)
             and forecast.is_surely_in_time(
                 request,
                 supply,
@@ -57,10 +57,9 @@ def rejection(
             )
         )
         if not is_settled:
-            prediction = cell.predict(request, figures.idle_prefill_s, now)
-            load_s = cell.fleet.cold_load_s(request.adapter) if is_cold else 0.0
-            ttft_s = prediction.ttft_s()
-            refusal = admission.too_late(request, config, ttft_s, load_s=load_s, is_cold=is_cold)
+            own_s = figures.idle_prefill_s, figures.adapter_s
+            prediction = cell.predict(request, own_s, now)
+            refusal = admission.too_late(request, figures, config, prediction.ttft_s())
             is_spared = refusal and forecast.is_top(priority) and cell.runs_below(priority, now)
             if refusal is not None and not is_spared:
                 taken_s = service_s(supply, request.uncached_tokens)
@@ -78,8 +77,8 @@ def rejection(
 def _over_queue_limit(
     request: Request, cell: CellBook, figures: AdmissionFigures, config: CoreConfig, now: float
 ) -> Refusal | None:
-    below, is_cold = cell.queue.waiting_below(request.priority), cell.is_cold(request)
-    refusal = admission.over_queue_limit(request, figures, config, below, is_cold=is_cold)
+    below = cell.queue.waiting_below(request.priority)
+    refusal = admission.over_queue_limit(request, figures, config, below)
     if refusal is None or not refusal.spares_top or not cell.forecast.is_top(request.priority):
         return refusal
     return None if cell.runs_below(request.priority, now) else refusal
@@ -92,7 +91,8 @@ def _retry_after_s(
     if refusal.retry is RetryTime.HALF_QUEUE:
         return half_queue_s(cell, now)
     if refusal.retry is RetryTime.HALF_OWN_WAIT:
-        return bounded_retry_s(cell.predict(request, figures.idle_prefill_s, now).ttft_s() / 2)
+        own_s = figures.idle_prefill_s, figures.adapter_s
+        return bounded_retry_s(cell.predict(request, own_s, now).ttft_s() / 2)
     return refusal.wait_s
 
 

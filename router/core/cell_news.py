@@ -25,8 +25,6 @@ class CellNews:
 
     def refused(self, cell: CellBook, request: Request, retry_after_s: float, now: float) -> None:
         """Record that admission refused a request for lack of capacity."""
-        if request.adapter and cell.fleet.residency.is_cold(request.adapter):
-            return  # there may be room for requests without a cold adapter
         gates = self._gates.setdefault(cell.cell_id, TierGates())
         if gates.refused(request, retry_after_s, now):
             cell.is_dirty = self._is_urgent = True

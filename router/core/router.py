@@ -86,19 +86,21 @@ class RouterCore:
             raise ValueError(f"handle {request.handle} is in use")
         self.lifecycle.stamp(gateway, request, now)
         cell = self.cells.get(request.cell_id)
+        figures = None if cell is None else cell.price(request)
         rejection = cell_admission.rejection(
             request,
             cell,
             self.config,
             now,
-            figures=None if cell is None else cell.price(request),
+            figures=figures,
             router_is_draining=self.is_draining,
         )
         if rejection is not None:
             code = rejection.code
             if cell is not None and code is not None and code.policy.is_demand:
                 cell.work.came(request, is_refused=True)
-                self._cell_news.refused(cell, request, rejection.retry_after_s, now)
+                if figures is not None and not figures.adapter_s:  # others may still have room
+                    self._cell_news.refused(cell, request, rejection.retry_after_s, now)
             gateway.batch.outcomes.append(rejection.outcome(request.handle))
             count(rejection, self.lifecycle.stats)
             return

@@ -33,6 +33,7 @@ class AdmissionFigures(NamedTuple):
         prompt_tokens_max: Longest prompt that a replica accepts, or None before an attachment.
         has_adapters: Whether a replica serves adapters.
         idle_prefill_s: Seconds of the request's own prefill on an idle replica.
+        adapter_s: Seconds to load the request's adapter if no replica has loaded it, otherwise 0.0.
     """
 
     tenant_requests: int
@@ -42,6 +43,12 @@ class AdmissionFigures(NamedTuple):
     prompt_tokens_max: int | None
     has_adapters: bool
     idle_prefill_s: float
+    adapter_s: float
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether no replica has loaded the request's adapter."""
+        return self.adapter_s > 0.0
 
 
 class RetryTime(IntEnum):
@@ -130,8 +137,6 @@ def over_queue_limit(
     figures: AdmissionFigures,
     config: CoreConfig,
     below: tuple[int, int],
-    *,
-    is_cold: bool,
 ) -> Refusal | None:
     """Refuse a request for which a crowded queue has no room.
 
@@ -140,7 +145,6 @@ def over_queue_limit(
         figures: The figures of every request.
         config: The queue's bounds.
         below: Requests and prompt tokens that wait in lower tiers.
-        is_cold: Whether no replica has loaded the request's adapter.
     """
     waiting = figures.queue_requests
     excess = _excess(request, waiting, figures.queue_tokens, config, 1.0)
@@ -149,7 +153,7 @@ def over_queue_limit(
             return None  # no refusal, because enough waiting requests can be shed
         message = f"{waiting} requests wait for this model; try again later"
         return Refusal(ErrorCode.QUEUE_FULL, message, RetryTime.HALF_QUEUE)
-    if below[0] or not is_cold:
+    if below[0] or not figures.is_cold:
         return None
     message = f"{waiting} requests wait, and {_COLD_ADAPTER}"
     return Refusal(ErrorCode.OVERLOADED, message, RetryTime.HALF_QUEUE, spares_top=True)
@@ -163,13 +167,13 @@ def may_be_late(request: Request, figures: AdmissionFigures) -> bool:
     return figures.queue_requests > 0 and not request.is_begun
 
 
-def is_sampled(request: Request, *, is_cold: bool) -> bool:
+def is_sampled(request: Request, figures: AdmissionFigures) -> bool:
     """Return whether a request is predicted exactly, even if a bound would admit it."""
-    return is_cold or request.order % _SAMPLE == 0
+    return figures.is_cold or request.order % _SAMPLE == 0
 
 
 def too_late(
-    request: Request, config: CoreConfig, ttft_s: float, *, load_s: float, is_cold: bool
+    request: Request, figures: AdmissionFigures, config: CoreConfig, ttft_s: float
 ) -> Refusal | None:
     """Refuse a request whose first token is predicted after its deadline.
 
@@ -179,20 +183,19 @@ def too_late(
 
     Args:
         request: The request.
+        figures: The figures of every request.
         config: The objectives.
         ttft_s: Predicted TTFT in seconds.
-        load_s: Seconds to load the request's adapter.
-        is_cold: Whether no replica has loaded the request's adapter.
     """
     limit_s = latest_s = deadline_s(request, config)
-    if is_cold:
-        limit_s = COLD_SHARE * latest_s + (load_s if request.admission_s else 0.0)
+    if figures.is_cold:
+        limit_s = COLD_SHARE * latest_s + (figures.adapter_s if request.admission_s else 0.0)
     over_s = ttft_s - limit_s
     if over_s <= 0.0:
         return None
     shown = duration_text(ttft_s), duration_text(latest_s)
     message = f"the first token would take {shown[0]}, the deadline is {shown[1]}"
-    message += f", and {_COLD_ADAPTER}" if is_cold else "; try again later"
+    message += f", and {_COLD_ADAPTER}" if figures.is_cold else "; try again later"
     return Refusal(ErrorCode.OVERLOADED, message, RetryTime.PROMISED, over_s, spares_top=True)
 
 

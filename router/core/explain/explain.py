@@ -164,7 +164,8 @@ def _known(core: ExplainedCore, cell: CellBook, request: Request, now: float) ->
     if dispatch is None:
         explanation = _outline(request, "queued", now)
         explanation.candidates.extend(candidates(cell, request, now))
-        _predict(explanation, cell, request, cell.own_prefill_s(request), now)
+        own_s = cell.idle_prefill_s(request), cell.fleet.cold_load_s(request.adapter)
+        _predict(explanation, cell, request, own_s, now)
         may_go = _choice(core, cell, request, now) is not None
         explanation.reason = _why_queued(explanation, cell, request, now, may_go=may_go)
         return explanation
@@ -203,7 +204,8 @@ def _new(core: ExplainedCore, request: Request, now: float) -> wire.Explanation:
     explanation = _outline(request, "admitted" if rejection is None else "rejected", now)
     if cell is not None and figures is not None:
         explanation.candidates.extend(candidates(cell, request, now))
-        _predict(explanation, cell, request, figures.idle_prefill_s, now)
+        own_s = figures.idle_prefill_s, figures.adapter_s
+        _predict(explanation, cell, request, own_s, now)
     if rejection is not None:
         explanation.code = rejection.code or ""
         explanation.reason = rejection.message
@@ -230,10 +232,14 @@ def _choice(
 
 
 def _predict(
-    explanation: wire.Explanation, cell: CellBook, request: Request, prefill_s: float, now: float
+    explanation: wire.Explanation,
+    cell: CellBook,
+    request: Request,
+    own_s: tuple[float, float],
+    now: float,
 ) -> None:
-    demand = cell.demand(request, prefill_s, now)
-    prediction = cell.predict(request, prefill_s, now)
+    demand = cell.demand(request, own_s, now)
+    prediction = cell.predict(request, own_s, now)
     explanation.predicted_queue_ms = _ms(prediction.wait_s())
     explanation.predicted_ttft_ms = _ms(prediction.ttft_s())
     explanation.requests_ahead = demand.requests_ahead

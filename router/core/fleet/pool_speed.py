@@ -9,7 +9,7 @@ from router.core.types.plan import ReplicaRole
 from router.core.types.work import EngineSpeed
 
 
-def usual_speed(
+def median_speed(
     books: Sequence[ReplicaBook], *, sequence_tokens: float, tpot_s: float
 ) -> EngineSpeed | None:
     """Return the median speed of all replicas with enough measured steps, or None if there is none.

@@ -1,7 +1,7 @@
 """The queue of one cell with all waiting requests, in the order of service.
 
 Tiers are served by priority, with one exception. A waiting lower tier receives at least its
-reserved share (`Tier.credit`) of the cell's service, and at least `SHARE_MIN`. Service is the
+reserved share (`Tier.balance`) of the cell's service, and at least `SHARE_MIN`. Service is the
 number of computed tokens, in which an output token has double weight. So a tier's first request
 starts at the latest after cost(request) / share of the cell's service. Within a tier, virtual token
 counters, which cover all replicas of the cell, decide between tenants (`router.core.queue.tier`).
@@ -173,14 +173,14 @@ class FairQueue:
     def _first(self) -> Request | None:
         highest: Request | None = None
         for tier in self._descending:
-            if not tier.requests or (highest is not None and tier.credit <= 0.0):
+            if not tier.requests or (highest is not None and tier.balance <= 0.0):
                 continue
             head = tier.head(self._now)
             if head is None:
                 continue
             if highest is None:
                 highest = head
-            elif tier.credit >= tier.cost(head):
+            elif tier.balance >= tier.cost(head):
                 return head
         return highest
 

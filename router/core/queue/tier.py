@@ -16,7 +16,7 @@ OUTPUT_SERVICE = 2.0  # service of one output token, in units of one uncached pr
 SHARE_MIN = 0.01  # least share of every waiting tier, so that no tier starves
 _DEBT_MEMORY_S = 10.0  # time constant with which service beyond the share is forgotten, in seconds
 _LARGEST_FADES = 0.99  # decay per dispatch of the largest service that one dispatch needed
-_CREDIT_REQUESTS = 2.0  # credit of a tenant whose queue was briefly empty, in mean requests
+_ALLOWANCE_REQUESTS = 2.0  # allowance of a tenant whose queue was briefly empty, in mean requests
 _SERVICE_PRIOR = 512.0  # assumed service per request, until some requests have ended
 _OUTPUT_PRIOR = 128.0  # assumed output tokens per dispatch, until some dispatches have ended
 _SMOOTHING = 0.02
@@ -34,8 +34,8 @@ class Tier:
     Each tenant has a virtual counter of its service, and the tenant with the least counter is
     served first. When an idle tenant queues a request, its counter is raised to the least counter
     of the waiting tenants. If none waits, the counter of the tenant served last is used. So idle
-    time earns no advantage. A tenant with running requests was not idle. So it has a credit of a
-    few requests, for the service of other tenants while its queue was briefly empty.
+    time earns no advantage. A tenant with running requests was not idle. So it has an allowance of
+    some requests, for the service of other tenants while its queue was briefly empty.
 
     Service in other cells of the pool is charged like service in this cell. But that charge puts a
     tenant behind others by at most `LAG_S` or `LAG_REQUESTS`. So older service in other cells is
@@ -43,7 +43,7 @@ class Tier:
 
     Attributes:
         totals: Total service, and waiting uncached tokens, which the tenants update.
-        credit: Service that the tier may claim before higher tiers. While the tier has waiting
+        balance: Service that the tier may claim before higher tiers. While the tier has waiting
             requests, its share of the cell's service is credited, and its own service debited.
         requests: Number of waiting requests.
         tokens: Prompt tokens of the waiting requests.
@@ -51,7 +51,7 @@ class Tier:
     """
 
     __slots__ = (
-        *("priority", "is_preemptible", "share", "totals", "credit", "ledger"),
+        *("priority", "is_preemptible", "share", "totals", "balance", "ledger"),
         *("requests", "tokens"),
         *("_tenants", "_tenants_max", "_heap", "_listings", "_last"),
         *(
@@ -74,7 +74,7 @@ class Tier:
         self.is_preemptible = False
         self.share = SHARE_MIN
         self.totals = TierTotals()
-        self.credit = 0.0
+        self.balance = 0.0
         self.requests = self.tokens = 0
         self._tenants: dict[str, TenantQueue] = {}
         self._tenants_max = _TENANTS_KEPT
@@ -101,7 +101,7 @@ class Tier:
         """Add a request. A request that is not new precedes its tenant's other requests."""
         self.look_no_further()
         if not self.requests:
-            self.credit = min(self.credit, 0.0)  # a tier earns credit only while requests wait
+            self.balance = min(self.balance, 0.0)  # a tier saves service only while requests wait
         self.is_preemptible = request.is_preemptible
         self.share = max(SHARE_MIN, request.reserved_permille / 1000)
         tenant = self._tenant(request.tenant_id)
@@ -203,13 +203,13 @@ class Tier:
     def _lift(self, tenant: TenantQueue) -> None:
         top = self._top() or self._last
         if top is not None:
-            credit = self.lift_credit / tenant.weight if tenant.running else 0.0
-            _move(tenant, max(tenant.counter, top.counter - credit))
+            allowance = self.return_allowance / tenant.weight if tenant.running else 0.0
+            _move(tenant, max(tenant.counter, top.counter - allowance))
 
     @property
-    def lift_credit(self) -> float:
-        """Service credited to a tenant whose queue was briefly empty while its requests ran."""
-        return _CREDIT_REQUESTS * self._service_mean
+    def return_allowance(self) -> float:
+        """Lead in service that a tenant keeps whose queue was briefly empty while requests ran."""
+        return _ALLOWANCE_REQUESTS * self._service_mean
 
     def _list(self, tenant: TenantQueue) -> None:
         self._listings += 1
@@ -357,16 +357,16 @@ class Tier:
 
     def earn(self, service: float, now: float) -> None:
         """Credit this tier with its share of the service of any tier, and reduce old debt."""
-        if self.credit < 0.0:
-            self.credit *= math.exp((self._debt_at - now) / _DEBT_MEMORY_S)
+        if self.balance < 0.0:
+            self.balance *= math.exp((self._debt_at - now) / _DEBT_MEMORY_S)
         self._debt_at = now
         self._largest = max(service, _LARGEST_FADES * self._largest)
         if self.requests:
-            self.credit += self.share * service
+            self.balance += self.share * service
 
     def pay(self, service: float) -> None:
-        """Debit this tier for service, after `earn`, and limit saved credit to prevent bursts."""
-        self.credit = min(self.credit, 2.0 * self._largest) - service
+        """Debit this tier for service, after `earn`, and bound its balance to prevent bursts."""
+        self.balance = min(self.balance, 2.0 * self._largest) - service
 
     # --- estimates --------------------------------------------------------------------------
 

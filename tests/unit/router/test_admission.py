@@ -419,9 +419,9 @@ def test_a_flood_of_one_tenant_is_not_anothers_wait(flood):
     light_prefill_s = world.cell.price(light).idle_prefill_s
     heavy = Request(handle=0, cell_id="cell", prompt_tokens=1000, tenant_id="flood", priority=5)
     heavy_prefill_s = world.cell.price(heavy).idle_prefill_s
-    light_s = world.cell.predict(light, light_prefill_s, world.now).ttft_s()
+    light_s = world.cell.predict(light, (light_prefill_s, 0.0), world.now).ttft_s()
     assert light_s < 8.0  # its own second, what runs, and one turn of the other
-    assert world.cell.predict(heavy, heavy_prefill_s, world.now).ttft_s() > 0.4 * flood
+    assert world.cell.predict(heavy, (heavy_prefill_s, 0.0), world.now).ttft_s() > 0.4 * flood
 
 
 def test_predictions_follow_observations():

@@ -45,11 +45,11 @@ class Naive:
             return min(counters)
         return None if self.last is None else self.lines[self.last].counter
 
-    def push(self, request: Request, *, comes_back: bool, credit: float) -> None:
+    def push(self, request: Request, *, comes_back: bool, allowance: float) -> None:
         least = self.least()
         line = self.lines.setdefault(request.tenant_id, Line(least or 0.0))
         if not line.returned + line.others and least is not None:
-            line.counter = max(line.counter, least - credit / request.weight)
+            line.counter = max(line.counter, least - allowance / request.weight)
         (line.returned if comes_back else line.others).append(request)
 
     def remove(self, request: Request) -> Line:
@@ -91,8 +91,8 @@ class QueueMachine(RuleBasedStateMachine):
     def tier(self, priority: int) -> Tier:
         return self.queue._tiers[priority]
 
-    def credit(self, request: Request) -> float:
-        return self.tier(request.priority).lift_credit
+    def allowance(self, request: Request) -> float:
+        return self.tier(request.priority).return_allowance
 
     def runs(self, request: Request) -> bool:
         key = (request.priority, request.tenant_id)
@@ -122,9 +122,9 @@ class QueueMachine(RuleBasedStateMachine):
         )
         request.order = self.orders
         request.overdue_at = self.now + patience_s
-        credit = self.credit(request) if self.runs(request) else 0.0
+        allowance = self.allowance(request) if self.runs(request) else 0.0
         self.queue.push(request, self.now)
-        self.naive[priority].push(request, comes_back=False, credit=credit)
+        self.naive[priority].push(request, comes_back=False, allowance=allowance)
 
     @rule(skips=st.integers(0, 3))
     def take(self, skips) -> None:
@@ -163,9 +163,11 @@ class QueueMachine(RuleBasedStateMachine):
     def lose(self, number) -> None:
         dispatch = self.running.pop(number % len(self.running))
         dispatch.request.attempts += 1
-        credit = self.credit(dispatch.request)
+        allowance = self.allowance(dispatch.request)
         self.queue.push_front(dispatch.request, self.now)
-        self.naive[dispatch.request.priority].push(dispatch.request, comes_back=True, credit=credit)
+        self.naive[dispatch.request.priority].push(
+            dispatch.request, comes_back=True, allowance=allowance
+        )
 
     @precondition(lambda self: self.running)
     @rule(number=st.integers(0, 99), cached=st.integers(0, 50))
@@ -243,7 +245,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         if head.priority != max(waiting):  # only by what it is owed
             tier = self.tier(head.priority)
-            assert tier.credit >= tier.cost(head) > 0.0
+            assert tier.balance >= tier.cost(head) > 0.0
         assert self.naive[head.priority].is_next(head.tenant_id)
         assert head is next(line for line in lines[head.priority] if head in line)[0]
 

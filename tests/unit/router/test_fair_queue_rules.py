@@ -59,7 +59,7 @@ def test_being_away_earns_nothing():
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_a_tenant_with_running_work_keeps_a_small_credit_at_its_return(runs):
+def test_a_tenant_with_running_work_keeps_a_small_allowance_at_its_return(runs):
     queue = FairQueue()
     first = make(1, "brief", 10)
     queue.push(first, 0.0)
@@ -77,9 +77,9 @@ def test_a_tenant_with_running_work_keeps_a_small_credit_at_its_return(runs):
     assert flood is not None
     flood_counter = queue._tiers[0]._tenants["flood"].counter
     queue.push(make(300, "brief", 10), 0.0)
-    credit = queue._tiers[0].lift_credit if runs else 0.0
-    assert 0.0 < queue._tiers[0].lift_credit < flood_counter - 10.0
-    assert dispatch.account.counter == pytest.approx(flood_counter - credit)
+    allowance = queue._tiers[0].return_allowance if runs else 0.0
+    assert 0.0 < queue._tiers[0].return_allowance < flood_counter - 10.0
+    assert dispatch.account.counter == pytest.approx(flood_counter - allowance)
 
 
 def test_a_light_tenant_goes_next_beside_a_flood():

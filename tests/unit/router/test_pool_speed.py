@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.fleet.pool_speed import usual_speed
+from router.core.fleet.pool_speed import median_speed
 from router.core.fleet.replica import ReplicaBook
 from router.core.fleet.speed import Speed
 from router.core.types.plan import EngineLimits, ReplicaRole
@@ -26,7 +26,7 @@ def _book(role: ReplicaRole, prefill_us: int = 0, decode_us: int = 0) -> Replica
 
 
 def _speed(*books: ReplicaBook) -> EngineSpeed | None:
-    return usual_speed(books, sequence_tokens=100.0, tpot_s=0.05)
+    return median_speed(books, sequence_tokens=100.0, tpot_s=0.05)
 
 
 def test_prompts_have_the_speed_of_the_replicas_that_prefill() -> None:

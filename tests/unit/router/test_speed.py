@@ -93,7 +93,7 @@ def test_steps_with_little_of_a_prompt_and_idle_ones_teach_nothing():
     assert (speed.decode_step_s, speed.token_s, speed.attention_s) == known
 
 
-def test_after_bad_times_a_replica_begins_with_the_usual_speed_of_its_peers():
+def test_after_bad_times_a_replica_begins_with_the_median_speed_of_its_peers():
     peers = [Speed(BUDGET) for _ in range(3)]
     for seed, peer in enumerate(peers):
         learn(peer, H70Cost(), 200, seed)
@@ -108,7 +108,7 @@ def test_after_bad_times_a_replica_begins_with_the_usual_speed_of_its_peers():
     assert speed.prefill_s(4000, 2000) == pytest.approx(own.prefill_s(4000, 2000), rel=0.05)
 
 
-def test_the_usual_speed_is_the_mean_and_free_without_replicas():
+def test_the_median_speed_is_the_mean_and_free_without_replicas():
     assert MeanSpeed().prefill_s(1000, 0) == 0.0
     fast, slow = Speed(BUDGET), Speed(BUDGET)
     learn(fast, M8Cost(), 200, seed=1)
