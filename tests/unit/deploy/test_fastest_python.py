@@ -53,6 +53,17 @@ def test_an_interpreter_of_another_version_or_without_its_parts_is_left_out(
     assert script.probe(str(tmp_path / "missing")) is None
 
 
+def test_one_slow_run_of_an_interpreter_decides_nothing(script: ModuleType, tmp_path: Path) -> None:
+    steps = tmp_path / "steps"
+    steps.write_text("0.9\n0.3\n0.8\n0.8\n")
+    # Each run prints the file's first line and drops it.
+    uneven = f'echo "[\\"/uneven\\", [3, 11], $(head -n1 {steps})]"; sed -i 1d {steps}'
+    even = _program(tmp_path, "even", "echo '[\"/even\", [3, 11], 0.5]'")
+    bare = _program(tmp_path, "bare", "exit 1")
+    found = script.measured([str(even), str(bare), str(_program(tmp_path, "uneven", uneven))])
+    assert found == [script.Interpreter("/even", 0.5), script.Interpreter("/uneven", 0.3)]
+
+
 def test_the_interpreter_of_these_tests_can_make_the_environment(script: ModuleType) -> None:
     here = script.probe(str(Path(sys.executable).resolve()))
     assert here is not None
