@@ -45,42 +45,6 @@ async def test_a_batch_streams_to_its_end(hosts, start_router, connect):
         assert len(gateway.placed[handle]) == 1
 
 
-async def test_a_lost_replica_costs_no_unemitted_request(hosts, start_router, connect):
-    first, second = await hosts(speed=1.0), await hosts(speed=1.0)
-    router = await start_router(first.address, second.address)
-    gateway = await connect(router.settings.grpc_address)
-    await gateway.until_ready(2)
-    handles = await gateway.submit(count=40, output=1000)
-    # Each replica has about half of them, so the first one has emitted something by then.
-    await gateway.until(lambda: len(gateway.tokens) >= 30)
-    await first.stop()
-    await gateway.until_over(handles)
-    kinds = [gateway.outcomes[handle].kind for handle in handles]
-    assert set(kinds) <= {wire.OUTCOME_KIND_LENGTH, wire.OUTCOME_KIND_LOST}
-    assert wire.OUTCOME_KIND_LOST in kinds
-    for handle in handles:
-        outcome = gateway.outcomes[handle]
-        if outcome.kind == wire.OUTCOME_KIND_LOST:
-            assert outcome.code == "replica_lost"
-            assert outcome.output_tokens == len(gateway.tokens[handle]) > 0
-
-
-async def test_a_silent_replica_is_lost_and_comes_back(hosts, start_router, connect):
-    host = await hosts(speed=0.2)
-    router = await start_router(host.address, silence_s=0.5)
-    gateway = await connect(router.settings.grpc_address)
-    await gateway.until_ready()
-    handles = await gateway.submit(count=4, output=2000)
-    await gateway.until(lambda: len(gateway.tokens) == 4)
-    host.is_silent = True
-    await gateway.until_over(handles)
-    assert {gateway.outcomes[handle].kind for handle in handles} == {wire.OUTCOME_KIND_LOST}
-    host.is_silent = False
-    again = await gateway.submit(output=5)
-    await gateway.until_over(again)
-    assert gateway.outcomes[again[0]].kind == wire.OUTCOME_KIND_LENGTH
-
-
 @pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
 async def test_a_stream_that_breaks_while_its_host_lives_costs_nothing(
     hosts, start_router, connect, monkeypatch, status: grpc.StatusCode

@@ -33,14 +33,6 @@ def test_without_faults_every_request_that_stays_finishes(seed: int):
     assert finished(world) == len(world.clients)
 
 
-@pytest.mark.parametrize("kind", ["die", "freeze", "cut", "busy", "fail", "slow"])
-@pytest.mark.parametrize("seed", range(2))
-def test_a_fault_of_one_replica_costs_no_token(kind: str, seed: int):
-    fault = Fault(at_s=1.0, kind=kind, replica=0, for_s=3.0)
-    world = run(RouterWorld(seed), Workload(cancel_share=0.0), fault)
-    assert finished(world) == len(world.clients)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_a_storm_of_faults_leaves_nothing_behind(seed: int):
     world = RouterWorld(seed, replicas=4)
