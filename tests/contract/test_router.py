@@ -2,8 +2,10 @@
 
 import asyncio
 import urllib.request
+from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 
 from router import attach, outgoing
@@ -14,24 +16,24 @@ from sluice.process import free_port
 from sluice.wire.router.v1 import router_pb2 as wire
 
 
-def get(router, path: str) -> tuple[int, str]:
+def get(router: Any, path: str) -> tuple[int, str]:
     url = f"http://{router.settings.http_address}{path}"
     with urllib.request.urlopen(url, timeout=60) as page:
         return page.status, page.read().decode()
 
 
-async def until_told(router, line: str) -> None:
+async def until_told(router: Any, line: str) -> None:
     """Wait until the router's metrics have this line."""
     async with asyncio.timeout(60):
         while line not in (await asyncio.to_thread(get, router, "/metrics"))[1]:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
-def all_have(gateway, handles: list[int], tokens: int) -> bool:
+def all_have(gateway: Any, handles: list[int], tokens: int) -> bool:
     return all(len(gateway.tokens.get(handle, ())) >= tokens for handle in handles)
 
 
-async def test_a_batch_streams_to_its_end(hosts, start_router, connect):
+async def test_a_batch_streams_to_its_end(hosts: Any, start_router: Any, connect: Any):
     host = await hosts()
     router = await start_router(host.address)
     gateway = await connect(router.settings.grpc_address)
@@ -47,7 +49,7 @@ async def test_a_batch_streams_to_its_end(hosts, start_router, connect):
 
 @pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
 async def test_a_stream_that_breaks_while_its_host_lives_costs_nothing(
-    hosts, start_router, connect, monkeypatch, status: grpc.StatusCode
+    hosts: Any, start_router: Any, connect: Any, monkeypatch: Any, status: grpc.StatusCode
 ):
     monkeypatch.setattr(attach, "RESUME_S", 3.0)  # what matters here is what a resume brings
     first, second = await hosts(speed=2.0), await hosts(speed=2.0)
@@ -70,7 +72,7 @@ async def test_a_stream_that_breaks_while_its_host_lives_costs_nothing(
         assert f"router_{name}_total 0.0" in text
 
 
-async def test_probes_of_the_core_reach_every_host(hosts, start_router, connect):
+async def test_probes_of_the_core_reach_every_host(hosts: Any, start_router: Any, connect: Any):
     started = [await hosts() for _ in range(3)]
     router = await start_router(*(host.address for host in started))
     gateway = await connect(router.settings.grpc_address)
@@ -83,7 +85,7 @@ async def test_probes_of_the_core_reach_every_host(hosts, start_router, connect)
     assert 'router_replicas{health="healthy"} 3.0' in text
 
 
-async def test_cancel_and_hang_up_free_the_engine(hosts, start_router, connect):
+async def test_cancel_and_hang_up_free_the_engine(hosts: Any, start_router: Any, connect: Any):
     host = await hosts(speed=0.2)
     router = await start_router(host.address)
     gateway = await connect(router.settings.grpc_address)
@@ -102,7 +104,9 @@ async def test_cancel_and_hang_up_free_the_engine(hosts, start_router, connect):
     assert host.host.load.running == 1
 
 
-async def test_an_unservable_request_is_answered_at_once(hosts, start_router, connect):
+async def test_an_unservable_request_is_answered_at_once(
+    hosts: Any, start_router: Any, connect: Any
+):
     host = await hosts(sequences_max=2, speed=0.05)
     router = await start_router(host.address, queue_requests_max=3)
     gateway = await connect(router.settings.grpc_address)
@@ -120,7 +124,7 @@ async def test_an_unservable_request_is_answered_at_once(hosts, start_router, co
         assert gateway.outcomes[handle].retry_after_ms > 0
 
 
-async def test_a_deadline_evicts_waiting_requests(hosts, start_router, connect):
+async def test_a_deadline_evicts_waiting_requests(hosts: Any, start_router: Any, connect: Any):
     host = await hosts(sequences_max=1, speed=0.05)
     router = await start_router(host.address)
     gateway = await connect(router.settings.grpc_address)
@@ -133,7 +137,9 @@ async def test_a_deadline_evicts_waiting_requests(hosts, start_router, connect):
     assert running not in gateway.outcomes
 
 
-async def test_drain_finishes_running_requests_and_rejects_the_rest(hosts, start_router, connect):
+async def test_drain_finishes_running_requests_and_rejects_the_rest(
+    hosts: Any, start_router: Any, connect: Any
+):
     host = await hosts(speed=1.0)
     router = await start_router(host.address)
     gateway = await connect(router.settings.grpc_address)
@@ -150,7 +156,9 @@ async def test_drain_finishes_running_requests_and_rejects_the_rest(hosts, start
     assert host.host.load.running == 0
 
 
-async def test_a_drain_that_takes_too_long_hands_the_streams_over(hosts, start_router, connect):
+async def test_a_drain_that_takes_too_long_hands_the_streams_over(
+    hosts: Any, start_router: Any, connect: Any
+):
     host = await hosts(speed=0.05)
     router = await start_router(host.address, drain_s=0.2)
     gateway = await connect(router.settings.grpc_address)
@@ -163,7 +171,7 @@ async def test_a_drain_that_takes_too_long_hands_the_streams_over(hosts, start_r
     await asyncio.wait_for(router.task, 60)
 
 
-async def test_a_broken_gateway_is_told_so(hosts, start_router, connect):
+async def test_a_broken_gateway_is_told_so(hosts: Any, start_router: Any, connect: Any):
     host = await hosts(speed=0.1)
     router = await start_router(host.address)
     gateway = await connect(router.settings.grpc_address)
@@ -175,14 +183,14 @@ async def test_a_broken_gateway_is_told_so(hosts, start_router, connect):
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_probe_runs_a_real_inference(hosts):
+async def test_probe_runs_a_real_inference(hosts: Any):
     host = await hosts()
     reply = await probe(host.address, "llm", [5, 6, 7], 4, 5.0)
     assert len(reply.tokens) == 4
     assert reply.engine == "sim"
 
 
-async def test_status_pages(hosts, start_router, connect):
+async def test_status_pages(hosts: Any, start_router: Any, connect: Any):
     host = await hosts()
     router = await start_router(host.address)
     gateway = await connect(router.settings.grpc_address)
@@ -197,7 +205,9 @@ async def test_status_pages(hosts, start_router, connect):
     assert "router_replicas_ready 1.0" in text
 
 
-async def test_a_gateway_that_does_not_read_is_cut(hosts, start_router, connect, monkeypatch):
+async def test_a_gateway_that_does_not_read_is_cut(
+    hosts: Any, start_router: Any, connect: Any, monkeypatch: Any
+):
     monkeypatch.setattr(outgoing, "PENDING_TOKENS_MAX", 5_000)
     host = await hosts()
     router = await start_router(host.address)
@@ -219,7 +229,7 @@ async def test_a_gateway_that_does_not_read_is_cut(hosts, start_router, connect,
     assert other.outcomes[handle].kind == wire.OUTCOME_KIND_LENGTH
 
 
-async def test_a_taken_port_is_one_clear_line(hosts, start_router):
+async def test_a_taken_port_is_one_clear_line(hosts: Any, start_router: Any):
     host = await hosts()
     router = await start_router(host.address)
     with pytest.raises(SystemExit, match="ROUTER__GRPC_ADDRESS"):

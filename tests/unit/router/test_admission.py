@@ -1,5 +1,7 @@
 """Who may wait, who is refused, and who goes when there is no room."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +23,9 @@ BATCH = {"is_preemptible": True, "priority": 0}
 class Cell:
     """One replica that is full from the start, so that everything else waits."""
 
-    def __init__(self, *, adapter_slots=4, sequences=1, replicas=1, **config) -> None:
+    def __init__(
+        self, *, adapter_slots: Any = 4, sequences: Any = 1, replicas: Any = 1, **config: Any
+    ) -> None:
         self.core = RouterCore(CoreConfig(**config))
         self.now = 100.0
         self.handles = 0
@@ -34,15 +38,20 @@ class Cell:
             self.core.on_attached(name, 1, limits, self.now)
         self.cell = self.core.cells["cell"]
 
-    def submit(self, prompt=100, **fields) -> int:
+    def submit(self, prompt: Any = 100, **fields: Any) -> int:
         self.handles += 1
-        words = {"cell_id": "cell", "tenant_id": "tenant", "priority": 5, "output_max": 100}
+        words: dict[str, Any] = {
+            "cell_id": "cell",
+            "tenant_id": "tenant",
+            "priority": 5,
+            "output_max": 100,
+        }
         request = Request(handle=self.handles, prompt_tokens=prompt, **{**words, **fields})
         self.core.submit(1, request, self.now)
         self.tick()
         return self.handles
 
-    def fill(self, **fields) -> None:
+    def fill(self, **fields: Any) -> None:
         """Occupy every place."""
         while not self.cell.queue.requests:
             self.submit(**fields)
@@ -52,15 +61,19 @@ class Cell:
             self.core.cancel(1, request.handle)
         self.tick()
 
-    def frame(self, book) -> None:
+    def frame(self, book: Any) -> None:
         """A first token of everything."""
         fresh = [dispatch.sequence for dispatch in book.dispatches.values() if not dispatch.emitted]
         state = engine.EngineState(running=len(book.dispatches))
-        columns = {"sequence": fresh, "count": [1] * len(fresh), "token": [1] * len(fresh)}
+        columns: dict[str, Any] = {
+            "sequence": fresh,
+            "count": [1] * len(fresh),
+            "token": [1] * len(fresh),
+        }
         frame = engine.StepFrame(step=1, steps=1, state=state, **columns)
         self.core.on_frame(book.replica_id, 1, frame, self.now)
 
-    def tick(self, advance_s=0.0) -> None:
+    def tick(self, advance_s: Any = 0.0) -> None:
         self.now += advance_s
         for _, batch in self.core.tick(self.now).batches:
             self.outcomes.update({entry.handle: entry for entry in batch.outcomes})
@@ -115,7 +128,7 @@ def test_a_tenant_has_its_own_limits_in_requests_and_in_tokens():
 
 
 @pytest.mark.parametrize("begun", [{"resumed_tokens": 5}, {"is_begun": True}])
-def test_a_request_of_a_begun_answer_is_admitted(begun):
+def test_a_request_of_a_begun_answer_is_admitted(begun: Any):
     world = Cell(tenant_requests_max=1)
     world.fill()
     world.submit(tenant_id="a")
@@ -124,7 +137,7 @@ def test_a_request_of_a_begun_answer_is_admitted(begun):
     assert world.code(world.submit(tenant_id="a", payload=payload, deadline_s=0.001)) == ""
 
 
-def test_requests_unknown_to_an_idle_engine_do_not_wait_for_memory(bench):
+def test_requests_unknown_to_an_idle_engine_do_not_wait_for_memory(bench: Any):
     world = bench(replicas=1, sequences=64, blocks=4096, deadline_default_s=60.0)
     dispatch = world.dispatch(world.submit())
     done = engine.EngineState(step_us=20_000)
@@ -195,7 +208,7 @@ ARRIVALS = st.lists(
 
 
 @given(ARRIVALS)
-def test_no_request_is_refused_for_room_while_enough_lower_tier_work_waits(arrivals):
+def test_no_request_is_refused_for_room_while_enough_lower_tier_work_waits(arrivals: Any):
     world = Cell(queue_requests_max=6, queue_tokens_max=1200)
     world.fill(priority=9)
     for priority, prompt, adapter, tenant in arrivals:
@@ -289,7 +302,7 @@ def test_after_the_time_that_was_told_it_is_let_in():
 TIER = {"admission_s": 1.5}
 
 
-def admitted(world: Cell, **fields) -> int:
+def admitted(world: Cell, **fields: Any) -> int:
     """Submit until one is refused; return how many were let in."""
     for number in range(100):
         if world.code(world.submit(**fields)):
@@ -353,7 +366,7 @@ def test_with_an_empty_queue_a_request_is_always_tried():
 
 
 @pytest.mark.parametrize(("adapter", "code"), [("", ""), ("warm", ""), ("cold", "overloaded")])
-def test_a_cold_adapter_has_to_be_in_time_by_a_margin(adapter, code):
+def test_a_cold_adapter_has_to_be_in_time_by_a_margin(adapter: Any, code: Any):
     world = Cell(sequences=100, deadline_default_s=10.0)
     world.submit(adapter="warm")
     slow(world, 0.001)
@@ -390,7 +403,7 @@ def test_the_top_tier_is_shed_when_it_is_alone():
         max_size=60,
     )
 )
-def test_the_top_tier_is_shed_only_when_it_is_alone(arrivals):
+def test_the_top_tier_is_shed_only_when_it_is_alone(arrivals: Any):
     world = Cell(sequences=4, deadline_default_s=2.0)
     slow(world, 0.0005)
     top = 0
@@ -410,7 +423,7 @@ def test_the_top_tier_is_shed_only_when_it_is_alone(arrivals):
 
 
 @pytest.mark.parametrize("flood", [10, 1000])
-def test_a_flood_of_one_tenant_is_not_anothers_wait(flood):
+def test_a_flood_of_one_tenant_is_not_anothers_wait(flood: Any):
     world = Cell(sequences=100, deadline_default_s=1e6)
     slow(world, 0.001)
     for _ in range(flood):
@@ -430,5 +443,6 @@ def test_predictions_follow_observations():
     for _ in range(20):
         world.submit(prompt=1000)
     request = next(r for r in world.cell.queue.waiting() if r.prediction is not None)
+    assert request.prediction is not None
     request.prediction.first_token(30.0)
     assert world.cell.forecast.accuracy(1000, 1000.0).correction() > 1.0

@@ -1,6 +1,9 @@
 """The fair queue against a naive model that sorts everything every time."""
 
+# pyright: reportPrivateUsage=false
+
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -99,7 +102,7 @@ class QueueMachine(RuleBasedStateMachine):
         return key in [(s.request.priority, s.request.tenant_id) for s in self.running]
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 20.0]))
-    def time_goes_on(self, seconds) -> None:
+    def time_goes_on(self, seconds: Any) -> None:
         self.now += seconds
 
     @rule(
@@ -108,7 +111,7 @@ class QueueMachine(RuleBasedStateMachine):
         size=st.integers(1, 50),
         patience_s=st.sampled_from([0.5, 5.0, float("inf")]),
     )
-    def push(self, priority, tenant, size, patience_s) -> None:
+    def push(self, priority: Any, tenant: Any, size: Any, patience_s: Any) -> None:
         self.orders += 1
         request = Request(
             handle=self.orders,
@@ -127,7 +130,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.naive[priority].push(request, comes_back=False, allowance=allowance)
 
     @rule(skips=st.integers(0, 3))
-    def take(self, skips) -> None:
+    def take(self, skips: Any) -> None:
         request = self.queue.peek(self.now)
         for _ in range(skips):
             following = None if request is None else self.queue.skip(request)
@@ -149,7 +152,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(number=st.integers(0, 99), tokens=st.integers(1, 30))
-    def tokens(self, number, tokens) -> None:
+    def tokens(self, number: Any, tokens: Any) -> None:
         dispatch = self.running[number % len(self.running)]
         dispatch.emitted += tokens
         dispatch.is_placed = True
@@ -160,7 +163,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(number=st.integers(0, 99))
-    def lose(self, number) -> None:
+    def lose(self, number: Any) -> None:
         dispatch = self.running.pop(number % len(self.running))
         dispatch.request.attempts += 1
         allowance = self.allowance(dispatch.request)
@@ -171,7 +174,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(number=st.integers(0, 99), cached=st.integers(0, 50))
-    def finish(self, number, cached) -> None:
+    def finish(self, number: Any, cached: Any) -> None:
         dispatch = self.running.pop(number % len(self.running))
         request = dispatch.request
         dispatch.cached_tokens = min(cached, request.prompt_tokens - 1)
@@ -187,14 +190,14 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.queue.requests)
     @rule(number=st.integers(0, 99), size=st.integers(1, 50))
-    def reprice(self, number, size) -> None:
+    def reprice(self, number: Any, size: Any) -> None:
         waiting = self.queue.waiting()
         request = waiting[number % len(waiting)]
         self.queue.reprice(request, min(size, request.prompt_tokens))
 
     @precondition(lambda self: self.queue.requests)
     @rule(number=st.integers(0, 99))
-    def remove(self, number) -> None:
+    def remove(self, number: Any) -> None:
         waiting = self.queue.waiting()
         request = waiting[number % len(waiting)]
         self.queue.remove(request)
@@ -206,7 +209,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.queue.requests)
     @rule(priority=st.sampled_from([1, 6, 10]))
-    def shed(self, priority) -> None:
+    def shed(self, priority: Any) -> None:
         victim = self.queue.cheapest_to_lose(priority, self.now)
         lower = [p for p in PRIORITIES if p < priority and self.naive[p].order(self.now)]
         if not lower:
@@ -281,7 +284,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.queue.requests)
     @rule(priority=st.sampled_from(PRIORITIES), size=st.integers(1, 50))
-    def estimates_stay_within_what_waits(self, priority, size) -> None:
+    def estimates_stay_within_what_waits(self, priority: Any, size: Any) -> None:
         requests, tokens = self.queue.ahead(priority, "a", 1, size, self.now)
         assert 0 <= requests <= self.queue.requests
         assert 0 <= tokens <= sum(r.uncached_tokens for r in self.queue.waiting())

@@ -1,9 +1,12 @@
 """What the fair queue promises: shares, weights, bounds, charges, and what its operations cost."""
 
+# pyright: reportPrivateUsage=false
+
 import random
 import sys
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +29,7 @@ def shares(service: dict[tuple[int, str], float], index: int) -> dict[object, fl
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_backlogged_tenants_get_their_weights_in_every_minute(seed):
+def test_backlogged_tenants_get_their_weights_in_every_minute(seed: Any):
     weights = {"a": 1, "b": 2, "c": 5}
     server = Server(24, seed=seed)
     sizes = {"a": 30, "b": 200, "c": 600}
@@ -59,7 +62,7 @@ def test_being_away_earns_nothing():
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_a_tenant_with_running_work_keeps_a_small_allowance_at_its_return(runs):
+def test_a_tenant_with_running_work_keeps_a_small_allowance_at_its_return(runs: Any):
     queue = FairQueue()
     first = make(1, "brief", 10)
     queue.push(first, 0.0)
@@ -122,7 +125,7 @@ def test_no_request_overtakes_an_overdue_one_of_its_tenant():
 
 @pytest.mark.parametrize("permille", [100, 200, 400])
 @pytest.mark.parametrize(("low", "high"), [(400, 100), (50, 300)])
-def test_a_lower_tier_gets_its_reserved_share_under_saturation(permille, low, high):
+def test_a_lower_tier_gets_its_reserved_share_under_saturation(permille: Any, low: Any, high: Any):
     server = Server(32)
     for step in range(12_000):
         if step == 3000:
@@ -207,8 +210,9 @@ def test_a_retried_request_is_charged_once():
     dispatch = begin(queue, request)
     dispatch.is_placed = True
     queue.settle(dispatch)
-    assert dispatch.account.counter == 300
-    assert dispatch.account.running == 0
+    account: Any = dispatch.account
+    assert account.counter == 300
+    assert account.running == 0
 
 
 def test_a_request_that_never_ran_is_not_charged():
@@ -271,7 +275,8 @@ def test_idle_tenants_are_forgotten_and_running_ones_are_not():
             dispatches.append(dispatch)
     known = queue._tiers[0]._tenants
     assert len(known) <= 2500
-    assert all(known[dispatch.account.tenant_id] is dispatch.account for dispatch in dispatches)
+    accounts: list[Any] = [dispatch.account for dispatch in dispatches]
+    assert all(known[account.tenant_id] is account for account in accounts)
 
 
 # --- estimates ------------------------------------------------------------------------------
@@ -287,7 +292,7 @@ SLACK = 6
     tiers=st.sampled_from([(0,), (0, 5)]),
     waiting=st.integers(0, 150),
 )
-def test_ahead_is_near_the_true_order(seed, tenants, tiers, waiting):
+def test_ahead_is_near_the_true_order(seed: Any, tenants: Any, tiers: Any, waiting: Any):
     rng = random.Random(seed)
     queue = FairQueue()
     for order in range(1, waiting + 1):
@@ -371,7 +376,7 @@ def operations(queue: FairQueue, sizes: Iterator[int], orders: Iterator[int], te
     """Run a fixed mix of calls; return lines of the queue's code run plus comparisons."""
     lines = 0
 
-    def trace(frame, event, _argument):
+    def trace(frame: Any, event: Any, _argument: Any):
         nonlocal lines
         lines += event == "line"
         return trace if "core" in frame.f_code.co_filename else None

@@ -1,6 +1,7 @@
 """How fast a replica is, learned from steps of cost models that the simulated engines use."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def learn(speed: Speed, cost: CostModel, steps: int, seed: int, noise: float = 0
 
 @pytest.mark.parametrize("cost", [H70Cost(), M8Cost()], ids=["h70", "m8"])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_cost_of_a_decode_step_a_token_and_its_context_is_learned(cost, seed):
+def test_the_cost_of_a_decode_step_a_token_and_its_context_is_learned(cost: Any, seed: Any):
     speed = Speed(BUDGET)
     learn(speed, cost, 400, seed)
     full = BUDGET - DECODES

@@ -3,6 +3,7 @@
 import sys
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ QUEUED = ("lifecycle", "cell", "queue", "cell_news")
 REFUSED = ("cell", "decide", "queue", "cell_news", "tier_gates")
 
 
-def floors_entered(action) -> list[str]:
+def floors_entered(action: Any) -> list[str]:
     """Run an action; return the floors whose functions are called, in order, neighbours merged.
 
     A floor is a file of `router/core`, or a folder with all its files: a call from one file of
@@ -26,7 +27,7 @@ def floors_entered(action) -> list[str]:
     """
     entered: list[str] = []
 
-    def note(frame, event, _argument) -> None:
+    def note(frame: Any, event: Any, _argument: Any) -> None:
         path = Path(frame.f_code.co_filename)
         if event == "call" and path.is_relative_to(CORE):
             entered.append(path.relative_to(CORE).parts[0].removesuffix(".py"))
@@ -48,7 +49,9 @@ def floors_entered(action) -> list[str]:
         pytest.param(2, 1e6, [*PREDICTED, *QUEUED], id="predicted"),
     ],
 )
-def test_a_request_that_is_submitted_comes_back_to_few_floors(bench, waiting, deadline_s, walk):
+def test_a_request_that_is_submitted_comes_back_to_few_floors(
+    bench: Any, waiting: Any, deadline_s: Any, walk: Any
+):
     world = bench(replicas=1, sequences=1, deadline_default_s=1e6)
     world.submit()
     for _ in range(waiting):
@@ -58,7 +61,7 @@ def test_a_request_that_is_submitted_comes_back_to_few_floors(bench, waiting, de
     assert len(floors) - len(set(floors)) <= RETURNS_MAX
 
 
-def test_a_request_for_a_cold_adapter_comes_back_to_no_more_floors(bench):
+def test_a_request_for_a_cold_adapter_comes_back_to_no_more_floors(bench: Any):
     world = bench(replicas=1, sequences=1, adapter_slots=4, deadline_default_s=1e6)
     world.submit()
     for _ in range(2):
@@ -68,7 +71,7 @@ def test_a_request_for_a_cold_adapter_comes_back_to_no_more_floors(bench):
     assert len(floors) - len(set(floors)) <= RETURNS_MAX
 
 
-def test_the_tick_that_dispatches_a_request_comes_back_to_few_floors(bench):
+def test_the_tick_that_dispatches_a_request_comes_back_to_few_floors(bench: Any):
     world = bench(replicas=1)
     world.submit(tick=False)
     floors = floors_entered(lambda: world.core.tick(world.now))
