@@ -1,7 +1,7 @@
 # Every target does its own set-up; `make` alone lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-# The interpreter of .venv; empty: the fastest Python 3.11 or 3.12 on PATH.
+# The interpreter of .venv; empty: the one that .venv has, or the fastest Python 3.11 or 3.12 on PATH.
 PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,10 +14,12 @@ help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
 
 $(VENV)/.ready: requirements/dev.lock requirements/embed.lock pyproject.toml
-	@python="$(PYTHON)"; [ -n "$$python" ] || python=$$(python3 requirements/fastest_python.py) || exit; \
+	@python="$(PYTHON)"; clear=--clear; \
+	[ -n "$$python" ] || { python=$$($(BIN)/python -c 'import sys; print(sys._base_executable)' 2>/dev/null) && clear=; } \
+	|| python=$$(python3 requirements/fastest_python.py) || exit; \
 	"$$python" -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Python 3.11 or 3.12 is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")' \
 	&& echo "setting up $(VENV) with $$python (about 2 minutes on a fresh machine, 2 GB on disk)" \
-	&& "$$python" -m venv $(VENV)
+	&& "$$python" -m venv $$clear $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv==0.13.8'
 	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
