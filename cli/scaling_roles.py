@@ -29,8 +29,11 @@ def by_role(row: Json) -> str:
 
 def role_lines(found: Json) -> list[str]:
     """Return a line with the replicas and the demand of each role, if the pool has roles."""
-    return [
+    lines = [
         f"  {one['wanted']:>4}  {role} ({one['ready']} ready, {one['booting']} booting),"
         f" {one['demand']:.1f} work-seconds/s"
         for role, one in sorted(found.get("role_decisions", {}).items(), reverse=True)
     ]
+    if lines and found["sleepers"]:
+        lines.append(f"  {found['sleepers']:>4}  asleep: a sleeper wakes into either role")
+    return lines

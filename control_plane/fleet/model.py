@@ -202,13 +202,15 @@ def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
     replicas only decode, spread evenly over the cells. A replica keeps its role as long as the pool
     has this role, and later replicas fill vacant roles. While replicas are missing, both roles have
     fewer replicas. No role then has all replicas, because each request needs prefill and decode.
-    If all ready replicas of a cell would only prefill, the first of them does both.
+    If all ready replicas of a cell would only prefill, the first of them does both. A replica that
+    sleeps has no role until it is woken.
     """
     counted: dict[str, list[Replica]] = {}
-    for replica in sorted(replicas, key=lambda replica: replica.id):
-        if not replica.is_draining and replica.state is not ReplicaState.LOST:
+    ordered = sorted(replicas, key=lambda replica: replica.id)
+    changed = {it.id: "" for it in ordered if it.sleeps and it.role}
+    for replica in ordered:
+        if not (replica.is_draining or replica.sleeps or replica.state is ReplicaState.LOST):
             counted.setdefault(replica.pool_id, []).append(replica)
-    changed: dict[str, str] = {}
     for pool in pools:
         own = counted.get(pool.id, [])
         configured = {"prefill": pool.prefill, "decode": pool.decode}
@@ -242,7 +244,7 @@ def _lone_prefills(replicas: Iterable[Replica], roles: Mapping[str, str]) -> lis
     """Return the first ready replica of each cell whose ready replicas all only prefill."""
     ready: dict[str, list[str]] = {}
     for replica in replicas:
-        if replica.state is ReplicaState.READY and not replica.sleeps:
+        if replica.state is ReplicaState.READY:
             ready.setdefault(replica.cell_id, []).append(replica.id)
     return [ids[0] for ids in ready.values() if all(roles.get(it) == "prefill" for it in ids)]
 
@@ -262,8 +264,8 @@ def assign_sleep(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
     """Return the replicas that should fall asleep (True) or wake (False), by id.
 
     Sleeping replicas stay asleep if possible, and the longest sleepers are woken first. A serving
-    replica is put to sleep only when enough other replicas are ready. A starting replica may be
-    planned to sleep from the beginning.
+    replica is put to sleep only when enough other replicas are ready. A replica of a role that the
+    pool has too often sleeps first. A starting replica may be planned to sleep from the beginning.
     """
     counted: dict[str, list[Replica]] = {}
     for replica in sorted(replicas, key=lambda replica: replica.id):
@@ -280,7 +282,8 @@ def assign_sleep(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
             changed[replica.id] = False
         missing = min(pool.sleepers - len(asleep), len(awake) - needed)
         ready = sum(it.state is ReplicaState.READY for it in awake)
-        for replica in reversed(awake):
+        surplus = surplus_of(pool, awake)
+        for replica in sorted(awake, key=lambda it: (it.id in surplus, it.id), reverse=True):
             if missing <= 0:
                 break
             is_ready = replica.state is ReplicaState.READY
@@ -289,6 +292,18 @@ def assign_sleep(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
                 missing -= 1
                 ready -= is_ready
     return changed
+
+
+def surplus_of(pool: Pool, replicas: Iterable[Replica]) -> set[str]:
+    """Return the replicas of roles that the pool has too often, of which the first ones stay."""
+    left = Counter({"prefill": pool.prefill, "decode": pool.decode})
+    left[""] = max(0, pool.replicas_wanted - left.total())
+    surplus: set[str] = set()
+    for replica in replicas:
+        left[replica.role] -= 1
+        if left[replica.role] < 0:
+            surplus.add(replica.id)
+    return surplus
 
 
 def worth(replica: Replica) -> int:

@@ -17,6 +17,7 @@ from control_plane.fleet.model import (
     Replica,
     ReplicaState,
     has_ended,
+    surplus_of,
     worth,
 )
 from control_plane.fleet.placement import Placement, in_order
@@ -319,12 +320,6 @@ def _most_useful_first(
         seen[replica.cell_id] += 1
         graded.append((-worth(replica), replica.cell_id not in homes, turn, replica.id, replica))
     graded.sort(key=lambda grade: grade[:-1])
-    left = Counter({"prefill": pool.prefill, "decode": pool.decode})
-    left[""] = max(0, pool.replicas_wanted - left.total())
-    surplus: set[str] = set()
-    for *_, replica in graded:
-        left[replica.role] -= 1
-        if left[replica.role] < 0:
-            surplus.add(replica.id)
+    surplus = surplus_of(pool, (grade[-1] for grade in graded))
     graded.sort(key=lambda grade: (*grade[:2], grade[-1].id in surplus))
     return [grade[-1] for grade in graded]

@@ -174,7 +174,7 @@ async def pools(connection: AsyncConnection) -> list[Pool]:
     )
     return [
         Pool(
-            *(key, engine, wanted, limit, *_roles(roles, prefill, wanted)),
+            *(key, engine, wanted, limit, *_roles(roles, prefill, wanted - sleepers)),
             needs=Needs(**needs),
             sleepers=sleepers,
         )
@@ -188,7 +188,7 @@ def _roles(configured: Mapping[str, int], scaled: int | None, wanted: int) -> tu
     Args:
         configured: The operators' numbers of replicas, by role.
         scaled: Number of prefill replicas that the scaling loop wants, or None.
-        wanted: Number of replicas of the pool. In a scaled pool, no replica has both roles.
+        wanted: Number of replicas that do not sleep. In a scaled pool, none of them has both roles.
     """
     prefill, decode = configured.get("prefill", 0), configured.get("decode", 0)
     if scaled is None or not prefill:

@@ -9,6 +9,7 @@ router's cells wait.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 from sqlalchemy.exc import DBAPIError
@@ -247,10 +248,12 @@ class FleetLoop:
         await repository.forget_replicas(connection, plan.forget)
         await repository.write_conditions(connection, plan.conditions)
         await repository.write_notes(connection, plan.notes)
-        roles = model.assign_roles(pools, plan.applied(replicas))
-        await repository.write_roles(connection, roles)
-        sleeps = model.assign_sleep(pools, plan.applied(replicas))
+        there = plan.applied(replicas)
+        sleeps = model.assign_sleep(pools, there)
         await repository.write_sleep(connection, sleeps)
+        there = [replace(it, sleeps=sleeps.get(it.id, it.sleeps)) for it in there]
+        roles = model.assign_roles(pools, there)
+        await repository.write_roles(connection, roles)
         for replica_id, is_asleep in sleeps.items():
             log.info("replica_sleeping" if is_asleep else "replica_waking", replica=replica_id)
         for replica in plan.create:

@@ -10,8 +10,8 @@ from control_plane.scaling.model import PREFILL, PoolPlan, PoolState, Shown
 from control_plane.scaling.repository import ScaledPool
 from control_plane.scaling.work import PoolSpeed
 
-_SUMS = ("wanted", "ready", "booting", "asleep", "sleepers", "demand", "expected", "base")
-_MOST = ("noise", "boot_s", "late_s")
+_SUMS = ("wanted", "ready", "booting", "sleepers", "demand", "expected", "base")
+_MOST = ("asleep", "noise", "boot_s", "late_s")  # both roles have the sleeping replicas of the pool
 # A decision counts as old after so many intervals between two rounds, and after so many seconds.
 _STALE_LOOKS, _STALE_S = 4.0, 30.0
 

@@ -40,20 +40,17 @@ async def write_numbers(connection: AsyncConnection, decided: Decided) -> None:
     changed = update(tables.pools).where(p.id == decided[0][0].id, is_other)
     await connection.execute(changed.values(**values))
     for pool, it in decided:
-        before = pool.hand if pool.scaled is None else pool.scaled
-        if before != it.wanted:
-            await _write_change(connection, pool, before, it)
+        if pool.before != it.wanted:
+            await _write_change(connection, pool, it)
 
 
-async def _write_change(
-    connection: AsyncConnection, pool: ScaledPool, before: int, decided: PoolPlan
-) -> None:
+async def _write_change(connection: AsyncConnection, pool: ScaledPool, decided: PoolPlan) -> None:
     last = decided.reasons[-1]
     await connection.execute(
         insert(scaling_changes).values(
             pool_id=pool.id,
             role=pool.role,
-            before=before,
+            before=pool.before,
             after=decided.wanted,
             cause=str(decided.decisive.cause),
             text="; ".join(reason.text for reason in decided.reasons)[:2000] or last.text,

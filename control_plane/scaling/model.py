@@ -8,6 +8,12 @@ from control_plane.scaling.demand import DemandHistory
 
 # Assumed boot times in seconds, until a pool has measured its own. Published times are 85 to 300.
 BOOT_PRIOR_S = (180.0, 300.0)
+UTILISATION = 0.97  # share of a replica's time that can be used before a queue forms
+# Seconds in which new replicas should clear a backlog. They are as long as the window in which
+# demand is measured, because more replicas for a shorter time would cost more than the time.
+DRAIN_S = 30.0
+_BACKLOG_S = 0.5  # work-seconds per ready replica that do not count as a queue yet
+_HOLD_LEAST_S = 60.0  # seconds for which a replica is kept, however short its boot is
 _BOOTS_KEPT = 32
 _BOOTS_ENOUGH = 8  # number of measured boots from which on the assumed ones are not used
 
@@ -123,8 +129,10 @@ class PoolFacts:
         planned: Number of replicas in the last plan, or None before the first plan.
         unknown: Reason why the present demand is unknown, in words. It is empty if the demand is
             known.
-        asleep: Number of sleeping replicas, which serve a few seconds after they are woken.
-        sleepers: Number of sleeping replicas in the last plan, or None before the first plan.
+        asleep: Number of sleeping replicas, which serve a few seconds after they are woken. They
+            have no role, so both roles of a pool have the pool's number.
+        sleepers: Number of sleeping replicas in the last plan, or None before the first plan. Both
+            roles of a pool have the pool's number.
         deferrable_share: Share of the demand that may wait longer than the boot time of a replica.
         deferrable_s: Seconds that the deferrable work may wait.
         deferred_work_s: Work-seconds of deferrable work that wait.
@@ -154,6 +162,11 @@ class PoolFacts:
         """Number of replicas that serve or are planned to serve, without sleeping replicas."""
         there = self.ready + self.booting
         return there if self.planned is None else self.planned
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether more work waits than the ready replicas begin at once."""
+        return self.backlog_work_s > self.ready * _BACKLOG_S
 
 
 PREFILL, DECODE = "prefill", "decode"
@@ -208,6 +221,14 @@ class PoolState:
         most = max(1, most)
         return min(settings.role_min, most), most
 
+    @property
+    def kept_s(self) -> float:
+        """Seconds for which a replica is kept after demand last needed it.
+
+        A replica that is needed again costs one boot. So it is kept for no longer than one boot.
+        """
+        return min(self.settings.hold_s, max(_HOLD_LEAST_S, self.boot_s(1.0)))
+
     def is_pinned(self, now: float) -> bool:
         """Return whether an operator's number is in effect."""
         return self.settings.pin is not None and now < self.settings.pin_until
@@ -244,7 +265,8 @@ class PoolPlan:
         ask: Replicas that demand needs, before rounding, hysteresis, bounds and budget.
         reasons: The steps to `wanted` in order, of which the last step decided.
         warnings: Warnings for operators, in words.
-        asleep: Number of sleeping replicas to have in addition.
+        asleep: Number of sleeping replicas to have in addition. In a pool with roles, the role
+            DECODE has the number of the pool, because sleeping replicas have no role.
         has_room: Whether the budget has room for one replica more, as a move needs it.
     """
 

@@ -10,14 +10,15 @@ capacity, since it can wait until noise and surges have passed. Sleeping replica
 capacity against surges, because they serve within seconds.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from math import ceil, inf
 
 from control_plane.scaling.backlog import owed_work_s, under_way
-from control_plane.scaling.budget import UNPLACED_S, BudgetUse, placeable, within
+from control_plane.scaling.budget import UNPLACED_S, placeable, within
 from control_plane.scaling.demand import WorkForecast
 from control_plane.scaling.model import (
+    DRAIN_S,
+    UTILISATION,
     Cause,
     FleetBudget,
     PoolFacts,
@@ -25,10 +26,10 @@ from control_plane.scaling.model import (
     PoolState,
     ScalingReason,
 )
-from control_plane.scaling.roles import joined, queued_once
+from control_plane.scaling.roles import joined, queued_once, sleepers_split
 from control_plane.scaling.sharing import shared
+from control_plane.scaling.sleeping import with_sleepers
 
-_UTILISATION = 0.97  # share of a replica's time that can be used before a queue forms
 _NOISE_SIGMAS = 2.0  # standard deviations of a bucket's demand that are served without a queue
 # Standard deviations in a surge, while its demand is a projection, and while it does not rise. They
 # are fewer, because a projection is already high, and because the rise itself counts as noise.
@@ -37,13 +38,7 @@ _PROJECTED = 1.05  # factor over the present demand from which a surge's demand 
 # minutes that a surge violates without spare capacity, until a boot has ended and the backlog is
 # gone
 _SURGE_MINUTES = 5.0
-_BACKLOG_S = 0.5  # work-seconds per ready replica that do not count as a queue yet
-# Seconds in which new replicas should clear a backlog. They are as long as the window in which
-# demand is measured, because more replicas for a shorter time would cost more than the time.
-_DRAIN_S = 30.0
 _DEFERRED_PART = 0.5  # share of the permitted wait within which deferred work should be finished
-_HOLD_LEAST_S = 60.0  # seconds for which a replica is kept, however short its boot is
-_DAY_SLOTS = 96  # Quarter-hours of one day. The busiest decides the number of sleeping replicas.
 
 
 def plan(pools: Mapping[str, PoolState], budget: FleetBudget, now: float) -> dict[str, PoolPlan]:
@@ -54,60 +49,11 @@ def plan(pools: Mapping[str, PoolState], budget: FleetBudget, now: float) -> dic
         budget: Bounds over all scaled pools together.
         now: Seconds of a monotonic clock.
     """
-    pools = queued_once(pools)
-    alone = {key: _plan_pool(state, now) for key, state in pools.items()}
-    plans = shared(pools, alone, placeable)
-    bounded = within(budget, pools, joined(pools, plans, now))
-    return _with_sleepers(budget, pools, bounded, now)
-
-
-def urgent(state: PoolState, now: float) -> int:
-    """Return the number of sleeping replicas to wake at once, between two rounds.
-
-    Args:
-        state: The pool at present, with a history that may end with the last round.
-        now: Time on the clock of `plan`.
-    """
-    waits = state.facts.backlog_work_s
-    if waits <= state.facts.ready * _BACKLOG_S:
-        return 0
-    return min(_wakeable(state, now), ceil(waits / _DRAIN_S) + 1)
-
-
-def _wakeable(state: PoolState, now: float) -> int:
-    """Return the number of sleeping replicas that may be woken within the pool's bounds."""
-    settings, facts = state.settings, state.facts
-    if settings.is_paused or state.is_pinned(now):
-        return 0
-    room = max(0, max(settings.replicas_min, settings.replicas_max) - facts.have)
-    return min(facts.asleep, room)
-
-
-def wakes(pools: Mapping[str, PoolState], waiting: Collection[str], now: float) -> dict[str, int]:
-    """Return the numbers of sleeping replicas to wake at once, by pool.
-
-    A pool whose work waits wakes its own sleepers first, and then those of the other pools that
-    serve its models, the cheapest pool first.
-
-    Args:
-        pools: Pools with waiting work, and the other pools of their models, by key.
-        waiting: Keys of the pools with waiting work.
-        now: Time on the clock of `plan`.
-    """
-    woken = {key: urgent(pools[key], now) for key in sorted(waiting) if key in pools}
-    for key in list(woken):
-        facts = pools[key].facts
-        if facts.backlog_work_s <= facts.ready * _BACKLOG_S:
-            continue
-        left = float(ceil(facts.backlog_work_s / _DRAIN_S) + 1 - woken[key])
-        for other, ratio in pools[key].others:
-            if left <= 0 or other not in pools:
-                continue
-            count = min(ceil(left * ratio), _wakeable(pools[other], now) - woken.get(other, 0))
-            if count > 0:
-                woken[other] = woken.get(other, 0) + count
-                left -= count / ratio
-    return {key: count for key, count in woken.items() if count}
+    roles = sleepers_split(queued_once(pools))
+    alone = {key: _plan_pool(state, now) for key, state in roles.items()}
+    plans = shared(roles, alone, placeable)
+    bounded = within(budget, roles, joined(roles, plans, now))
+    return with_sleepers(budget, pools, bounded, now)
 
 
 def remember(state: PoolState, decided: PoolPlan, now: float) -> None:
@@ -182,14 +128,14 @@ def _demand_reasons(state: PoolState, now: float) -> tuple[list[ScalingReason], 
     ask = need
     spare = _spare(forecast, need, state)
     if spare > need:
-        text = f"spare for a surge to {spare * _UTILISATION:.1f}: cheaper than the minutes it saves"
+        text = f"spare for a surge to {spare * UTILISATION:.1f}: cheaper than the minutes it saves"
         reasons.append(ScalingReason(Cause.SPARE, ceil(spare), text))
         ask = spare
-    if facts.backlog_work_s > facts.ready * _BACKLOG_S:
+    if facts.has_queue:
         # A surge that still rises adds to the queue what is expected of it, not what it is now.
         coming = max(forecast.now, forecast.expected) * (1 - facts.deferrable_share)
         owed = owed_work_s(state, coming, _wait_s(state), now)
-        drain = coming + owed / _DRAIN_S
+        drain = coming + owed / DRAIN_S
         text = f"a backlog of {owed:.0f} work-seconds when replicas come"
         reasons.append(ScalingReason(Cause.BACKLOG, ceil(drain), text))
     return reasons, ask
@@ -201,10 +147,10 @@ def _need(forecast: WorkForecast, facts: PoolFacts) -> float:
     at_once = forecast.expected * (1 - facts.deferrable_share)
     need = at_once * (1 + sigmas * forecast.noise)
     if not facts.deferrable_share:
-        return need / _UTILISATION
+        return need / UTILISATION
     owed = facts.deferred_work_s / (_DEFERRED_PART * facts.deferrable_s)
     deferrable = forecast.base * facts.deferrable_share + owed
-    return max(need, at_once + deferrable) / _UTILISATION
+    return max(need, at_once + deferrable) / UTILISATION
 
 
 def _sigmas(forecast: WorkForecast) -> float:
@@ -230,7 +176,7 @@ def _spare(forecast: WorkForecast, need: float, state: PoolState) -> float:
     base = forecast.base * (1 - facts.deferrable_share)
     worth = settings.minute_worth / 60 * settings.replicas_max
     saved = worth * forecast.surges_per_hour * _SURGE_MINUTES
-    tops = [base * peak / _UTILISATION - facts.asleep for peak in forecast.peaks]
+    tops = [base * peak / UTILISATION - facts.asleep for peak in forecast.peaks]
 
     def cost(capacity: float) -> float:
         missed = sum(top > capacity + 1e-9 for top in tops)
@@ -241,7 +187,7 @@ def _spare(forecast: WorkForecast, need: float, state: PoolState) -> float:
 
 def _held(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason]) -> int:
     """Return the number of replicas to keep although the present demand needs fewer."""
-    facts, hold_s = state.facts, _hold_s(state)
+    facts, hold_s = state.facts, state.kept_s
     have = facts.have
     if now - state.known_since < hold_s:
         known_s = now - state.known_since
@@ -249,7 +195,7 @@ def _held(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason
         reasons.append(ScalingReason(Cause.LEARNING, have, text))
         return have
     held = max((ask for at, ask in state.asks if at > now - hold_s), default=0.0)
-    if facts.backlog_work_s > facts.ready * _BACKLOG_S:
+    if facts.has_queue:
         # Replicas that serve a queue are kept until the queue is empty.
         held = max(held, facts.ready)
     if state.others and now - state.woken_at < hold_s and wanted < have:
@@ -262,14 +208,6 @@ def _held(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason
         reasons.append(ScalingReason(Cause.HOLD, kept, text))
         return kept
     return wanted
-
-
-def _hold_s(state: PoolState) -> float:
-    """Return the seconds for which a replica is kept after demand last needed it.
-
-    A replica that is needed again costs one boot. So a replica is kept for no longer than one boot.
-    """
-    return min(state.settings.hold_s, max(_HOLD_LEAST_S, state.boot_s(1.0)))
 
 
 def _bounded(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason]) -> int:
@@ -307,67 +245,3 @@ def _warnings(state: PoolState) -> tuple[str, ...]:
             " add nodes, or lower replicas_max"
         )
     return tuple(found)
-
-
-def sleepers_of(state: PoolState) -> int:
-    """Return the number of sleeping replicas for a pool whose demand needs none of them."""
-    settings = state.settings
-    busiest = max((state.history.base, *list(state.history.days)[-_DAY_SLOTS:]))
-    share = settings.sleepers_share * busiest / _UTILISATION
-    return max(settings.sleepers_min, round(share))
-
-
-def _with_sleepers(
-    budget: FleetBudget, pools: Mapping[str, PoolState], plans: dict[str, PoolPlan], now: float
-) -> dict[str, PoolPlan]:
-    """Add sleeping replicas within the rest of the budget.
-
-    Replicas that are no longer needed may always be put to sleep. A pool that grows wakes its
-    sleeping replicas before another replica boots.
-    """
-    counts = {
-        key: max(it.wanted, pools[key].settings.rollout_replicas) for key, it in plans.items()
-    }
-    use = BudgetUse(budget, pools, counts)
-    found: dict[str, PoolPlan] = {}
-    for key, decided in plans.items():
-        state = pools[key]
-        settings, facts = state.settings, state.facts
-        asleep = sleepers_of(state)
-        slept = facts.asleep if facts.sleepers is None else facts.sleepers
-        spare = max(0, facts.have + slept - decided.wanted)
-        if settings.is_paused or facts.unknown:
-            asleep = min(slept, spare)
-        elif (slept and decided.wanted > facts.ready) or not _may_boot_to_sleep(
-            state, decided, now
-        ):
-            asleep = min(asleep, spare)
-        granted = 0
-        while granted < asleep and use.has_room(key):
-            use.add(key)
-            granted += 1
-        found[key] = replace(decided, asleep=granted) if granted else decided
-    return {
-        key: it if use.has_room(key, is_new=True) else replace(it, has_room=False)
-        for key, it in found.items()
-    }
-
-
-def _may_boot_to_sleep(state: PoolState, decided: PoolPlan, now: float) -> bool:
-    """Return whether replicas of a pool may boot only to sleep.
-
-    No replica boots to sleep in a pool that needs capacity, or whose only replica has no demand. A
-    woken replica is expected to sleep again within twice the hold. In a pool that may sleep as a
-    whole, it is expected to sleep again until demand has lasted for `idle_s`.
-    """
-    settings, facts = state.settings, state.facts
-    is_in_need = (
-        state.history.forecast(0.0).is_surge
-        or facts.booting > 0
-        or facts.backlog_work_s > facts.ready * _BACKLOG_S
-    )
-    may_sleep = not settings.replicas_min and decided.wanted == 1
-    is_idle = may_sleep and decided.ask <= 0
-    served_s = (state.demand_at if may_sleep else now) - state.woken_at
-    kept_s = settings.idle_s if may_sleep else 2 * _hold_s(state)
-    return not (is_in_need or is_idle or served_s <= kept_s)

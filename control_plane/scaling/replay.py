@@ -13,7 +13,8 @@ from statistics import fmean
 from control_plane.scaling.demand import BUCKET_S, DemandHistory
 from control_plane.scaling.fluid import ScalingOutcome, Sight, Terms, play
 from control_plane.scaling.model import FleetBudget, PoolFacts, PoolState, ScalingSettings
-from control_plane.scaling.plan import plan, remember, urgent
+from control_plane.scaling.plan import plan, remember
+from control_plane.scaling.sleeping import urgent
 from control_plane.scaling.work import PoolSpeed
 
 QUARTER_S = 900

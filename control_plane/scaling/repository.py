@@ -63,7 +63,7 @@ class ScaledPool:
         hand: Number of replicas set by operators, used while the pool is not scaled.
         scaled: Number of replicas of the last plan in effect, or None without a plan.
         sight: Present observations of the pool.
-        sleepers: Number of sleeping replicas of the last plan.
+        sleepers: Number of sleeping replicas of the last plan. They have no role.
         ask_warning: Warning about the pool's actuator, or an empty text.
         role: Role of the counted replicas, or empty if the pool has no roles.
         condition: Reason why the pool has fewer replicas than wanted, or empty.
@@ -81,6 +81,11 @@ class ScaledPool:
     ask_warning: str = ""
     role: str = ""
     condition: str = ""
+
+    @property
+    def before(self) -> int:
+        """Number of replicas that serve or should serve since the last plan."""
+        return self.hand if self.scaled is None else self.scaled
 
     @property
     def key(self) -> str:
@@ -162,7 +167,7 @@ def _part(row: Mapping[Any, Any], replicas: int, role: str) -> int:
 
 
 def _settings_of(row: Mapping[Any, Any], role: str) -> ScalingSettings:
-    """Return the settings of a pool, or of one of its roles, whose replicas never sleep."""
+    """Return the settings of a pool, or of one of its roles."""
     floor = row["rollout_replicas"] or 0
     accelerators = row["needs"].get("accelerators", 0)
     own = row["roles"].get(role, {})
@@ -177,8 +182,8 @@ def _settings_of(row: Mapping[Any, Any], role: str) -> ScalingSettings:
         pin_until=float("inf") if row["pin_until_s"] is None else float(row["pin_until_s"]),
         is_paused=row["is_paused"],
         hold_s=row["hold_s"],
-        sleepers_share=0.0 if role else row["sleepers_share"],
-        sleepers_min=0 if role else row["sleepers_min"],
+        sleepers_share=row["sleepers_share"],
+        sleepers_min=row["sleepers_min"],
         rollout_replicas=floor,
         pin_prefill=row["pin_prefill"],
         role_min=own.get("replicas_min", 1),
@@ -203,7 +208,7 @@ def _scaled_pool(row: Mapping[Any, Any], seen: "_PoolRows", role: str) -> Scaled
         unplaced=min(unplaced, max(0, planned - ready - booting)) if role else unplaced,
         unplaced_s=float(row["unplaced_s"] or 0.0),
         objective_s=seen.objective_s,
-        asleep=seen.replicas[key, role, "asleep"],
+        asleep=seen.replicas[key, "", "asleep"],
         sleepers=row["scaled_sleepers"],
         deferrable_s=seen.deferrable_s,
         placed=seen.replicas[key, role, _PLACED],

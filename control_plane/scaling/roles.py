@@ -35,6 +35,33 @@ def queued_once(pools: Mapping[str, PoolState]) -> dict[str, PoolState]:
     return found
 
 
+def sleepers_split(pools: Mapping[str, PoolState]) -> dict[str, PoolState]:
+    """Return the states, in which each sleeping replica counts for one role of its pool.
+
+    A sleeping replica may wake into either role. The roles share them in the ratio of their work,
+    because a surge of requests is work of both.
+    """
+    found = dict(pools)
+    for key, state in pools.items():
+        if state.role == PREFILL and state.facts.asleep:
+            decode = pools[state.partner]
+            work, other = state.history.base, decode.history.base
+            part = round(state.facts.asleep * work / max(1e-9, work + other))
+            found[key] = replace(state, facts=replace(state.facts, asleep=part))
+            rest = replace(decode.facts, asleep=decode.facts.asleep - part)
+            found[state.partner] = replace(decode, facts=rest)
+    return found
+
+
+def by_pool(pools: Mapping[str, PoolState]) -> list[tuple[str, ...]]:
+    """Return the keys of each pool. A pool with roles has two, of which the last is DECODE."""
+    return [
+        (state.partner, key) if state.role else (key,)
+        for key, state in pools.items()
+        if state.role != PREFILL
+    ]
+
+
 def _utilisation(state: PoolState) -> float:
     return state.history.now / max(state.facts.ready, 0.5)
 

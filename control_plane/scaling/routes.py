@@ -367,14 +367,11 @@ async def _locked(write: Write, key: str) -> Values | None:
 
 async def _why_awake(write: Write, key: str) -> str:
     """Return the reason why the replicas of a pool cannot sleep, or an empty text."""
-    query: Any = select(pools.c.engine, pools.c.roles).where(pools.c.id == key)
-    row = await first(write.connection, query)
+    row = await first(write.connection, select(pools.c.engine).where(pools.c.id == key))
     assert row is not None, "the pool's row is locked"
     engine = ENGINES.get(row["engine"])
     if engine is None or not engine.can_sleep:
         return f"engine {row['engine']} cannot sleep: set sleepers_share and sleepers_min to 0"
-    if any(row["roles"].values()):
-        return "replicas of a pool with roles cannot sleep: set the roles to 0, or the sleepers"
     return ""
 
 

@@ -50,11 +50,12 @@ from control_plane.scaling.model import (
 )
 from control_plane.scaling.moving import MoveNews, Moving, movable_pool
 from control_plane.scaling.nodes import NodesAsk
-from control_plane.scaling.plan import plan, remember, wakes
+from control_plane.scaling.plan import plan, remember
 from control_plane.scaling.prefetching import Prefetching
 from control_plane.scaling.repository import ScaledPool
-from control_plane.scaling.roles import key_of
+from control_plane.scaling.roles import both_served, key_of
 from control_plane.scaling.sharing import others_of
+from control_plane.scaling.sleeping import wakes
 from control_plane.scaling.work import CELLS_MAX, PoolSpeed, checked, told_speed
 from control_plane.work_poll import MayHaveWork, unknown
 from sluice.ids import new_id
@@ -393,31 +394,46 @@ def _woken(looked: Sequence[Looked], waiting: Collection[str]) -> dict[str, Deci
     counts = wakes(states, keys, on[0].memory.looked_at) if on else {}
     found: dict[str, Decided] = {}
     for group in by_pool(on):
-        plans = [
-            _woken_plan(one, counts.get(one.pool.key, 0), is_waiting=one.pool.key in keys)
-            for one in group
-        ]
-        if any(plans):
-            found[group[0].pool.id] = [
-                (one.pool, it or one.decided) for one, it in zip(group, plans, strict=True)
-            ]
+        is_waiting = group[0].pool.key in keys
+        woken = {one.pool.key: counts.get(one.pool.key, 0) for one in group}
+        if any(woken.values()):
+            found[group[0].pool.id] = _woken_plans(group, woken, is_waiting=is_waiting)
+        elif is_waiting and (first := _first_plans(group)):
+            found[group[0].pool.id] = first
     return found
 
 
-def _woken_plan(one: Looked, count: int, *, is_waiting: bool) -> PoolPlan | None:
-    """Return the last plan with `count` sleeping replicas woken, the first replica, or None."""
-    before = one.pool.hand if one.pool.scaled is None else one.pool.scaled
-    wanted, waits = one.decided.wanted, one.state.facts.backlog_work_s
-    if is_waiting and before == one.pool.sleepers == 0 and wanted and waits:
-        reason = ScalingReason(Cause.WAKE, wanted, "work waits, and the pool has no replica")
-        return replace(one.decided, reasons=(*one.decided.reasons, reason))
-    if not count:
-        return None
+def _woken_plans(group: Sequence[Looked], woken: Mapping[str, int], *, is_waiting: bool) -> Decided:
+    """Return the last plan of a pool, with sleeping replicas woken for each role."""
+    states = {one.pool.key: one.state for one in group}
+    before = {one.pool.key: one.pool.before for one in group}
+    counts = both_served(states, {key: before[key] + woken[key] for key in before})
+    waits = max(one.state.facts.backlog_work_s for one in group)
     where = f"{waits:.1f} work-seconds wait" if is_waiting else "work waits in another pool"
-    text = f"{where}: {count} sleepers wake"
-    reason = ScalingReason(Cause.WAKE, before + count, text)
-    asleep = max(0, one.pool.sleepers - count)
-    return replace(one.decided, wanted=before + count, reasons=(reason,), asleep=asleep)
+    total = sum(woken.values())
+    found: list[tuple[ScaledPool, PoolPlan]] = []
+    for one in group:
+        wanted = counts[one.pool.key]
+        reason = ScalingReason(Cause.WAKE, wanted, f"{where}: {total} sleepers wake")
+        # Sleeping replicas have no role, so the last state, of the role DECODE, has their number.
+        asleep = max(0, one.pool.sleepers - total) if one is group[-1] else 0
+        decided = replace(one.decided, wanted=wanted, reasons=(reason,), asleep=asleep)
+        found.append((one.pool, decided))
+    return found
+
+
+def _first_plans(group: Sequence[Looked]) -> Decided:
+    """Return the plan of a pool without any replica for which work waits. It may be empty."""
+    is_empty = not any(one.pool.before or one.pool.sleepers for one in group)
+    waits = any(one.decided.wanted and one.state.facts.backlog_work_s for one in group)
+    if not is_empty or not waits:
+        return []
+    found: list[tuple[ScaledPool, PoolPlan]] = []
+    for one in group:
+        wanted = one.decided.wanted
+        reason = ScalingReason(Cause.WAKE, wanted, "work waits, and the pool has no replica")
+        found.append((one.pool, replace(one.decided, reasons=(*one.decided.reasons, reason))))
+    return found
 
 
 def _planned(
@@ -466,6 +482,6 @@ def _numbers(group: Sequence[Looked]) -> PoolMinute:
         sum(one.decided.wanted for one in group),
         sum(it.ready for it in facts),
         sum(it.booting for it in facts),
-        sum(it.asleep for it in facts),
+        facts[-1].asleep,
         sum(one.state.history.now for one in group),
     )

@@ -14,7 +14,8 @@ from control_plane.fleet.cells import CELL_DRAIN_S, assign_cells, spread_pools
 from control_plane.fleet.model import Cell, Pool, Replica, ReplicaState, Router
 from control_plane.scaling.demand import BUCKET_S
 from control_plane.scaling.model import FleetBudget, PoolFacts, PoolState, ScalingSettings
-from control_plane.scaling.plan import plan, remember, urgent
+from control_plane.scaling.plan import plan, remember
+from control_plane.scaling.sleeping import urgent
 from sim.fleet.day import STEP_S, ZONES, BaseKind, DemandOfDay, FleetDay, Moment
 
 OBJECTIVE_S = 1.5

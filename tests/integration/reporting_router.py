@@ -21,6 +21,7 @@ class ReportingRouter:
         self.router_id = router_id
         self.demand: dict[str, float] = {}  # work-seconds per second, by cell
         self.queued: dict[str, int] = {}
+        self.queued_tokens: dict[str, int] = {}  # prompt tokens of the waiting requests
         self.state = wire.Objects()
         self.requests: dict[str, float] = {}
         self.prompts: dict[str, float] = {}  # prompt tokens per second, by cell
@@ -41,6 +42,7 @@ class ReportingRouter:
                 prompt_tokens=int(self.prompt_tokens.get(cell_id, 0.0)),
                 output_tokens=_OUTPUT_TOKENS * requests,
                 queued=self.queued.get(cell_id, 0),
+                queued_prompt_tokens=self.queued_tokens.get(cell_id, 0),
             )
             cell.speed.prompt_token_us, cell.speed.output_token_us = 100, TOKEN_US
             cell.speed.sequences, cell.speed.steps = 8, 500

@@ -1,6 +1,7 @@
 """A pool with roles in a fluid world: prompts wait for prefill, answers wait for decode."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from control_plane.scaling.demand import DemandHistory
 from control_plane.scaling.memory import Memory, PoolSight, look
@@ -14,6 +15,7 @@ from control_plane.scaling.model import (
 )
 from control_plane.scaling.plan import plan, remember
 from control_plane.scaling.roles import key_of
+from control_plane.scaling.sleeping import wakes
 from control_plane.scaling.work import CellWork, PoolSpeed
 
 _LOOK_S = 15.0
@@ -31,6 +33,9 @@ class SplitPool:
         prompt, output: Tokens of each request.
         waiting: Requests that wait for each role.
         boots: Times at which the booting replicas of each role are ready.
+        asleep: Replicas that sleep. They have no role, and serve within one interval of looks.
+        booted: Number of replicas that were started.
+        waited_s: Seconds that requests waited, over all requests.
     """
 
     settings: ScalingSettings
@@ -43,7 +48,9 @@ class SplitPool:
     now: float = 1e6
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     planned: dict[str, int] = field(default_factory=dict)
+    asleep: int = 0
     booted: int = 0
+    waited_s: float = 0.0
     states: dict[str, PoolState] = field(default_factory=dict)
     memories: dict[str, Memory] = field(
         default_factory=lambda: {
@@ -55,6 +62,7 @@ class SplitPool:
         """Let the loop run, and return the planned numbers of each round."""
         rounds: list[tuple[int, int]] = []
         for _ in range(round(minutes * 60 / _LOOK_S)):
+            self._wake()
             self._pass()
             self._take(self._plans(budget or FleetBudget()))
             rounds.append((self.planned[PREFILL], self.planned[DECODE]))
@@ -81,9 +89,31 @@ class SplitPool:
             each_s = _SPEED.of_role(role).work_s(self.prompt, self.output)
             served = min(self.waiting[role] + came, self.ready[role] * _LOOK_S / each_s)
             self.waiting[role] += came - served
+            self.waited_s += self.waiting[role] * _LOOK_S
             came = served
 
+    def _wake(self) -> None:
+        """Wake sleeping replicas for the queue, as a router's report does between two looks."""
+        if not self.asleep or sum(self.waiting.values()) < 1:
+            return
+        kept = {role: memory.as_json() for role, memory in self.memories.items()}
+        self.memories, memories = (
+            {role: _restored(found, role) for role, found in kept.items()},
+            self.memories,
+        )
+        self._look()
+        self.memories = memories  # a wake writes no record
+        keys = {key_of("pool", role): role for role in _ROLES}
+        for key, count in wakes(self.states, set(keys), self.now).items():
+            self.ready[keys[key]] += count
+            self.planned[keys[key]] += count
+            self.asleep -= count
+
     def _plans(self, budget: FleetBudget) -> dict[str, PoolPlan]:
+        self._look()
+        return plan(self.states, budget, self.now)
+
+    def _look(self) -> None:
         requests, prompt, output = map(int, self.sums)
         queued = int(self.waiting[PREFILL] + self.waiting[DECODE])
         tiers = {10: (requests, prompt, output, 0)}
@@ -97,14 +127,16 @@ class SplitPool:
                 ready=self.ready[role],
                 booting=len(self.boots[role]),
                 planned=self.planned.get(role, self.ready[role]),
+                asleep=self.asleep,
+                sleepers=self.asleep,
             )
             state = look(self.memories[role], sight, self.settings, _SPEED, self.now)
             state.partner = key_of("pool", DECODE if role == PREFILL else PREFILL)
             self.states[key_of("pool", role)] = state
-        return plan(self.states, budget, self.now)
 
     def _take(self, plans: dict[str, PoolPlan]) -> None:
-        """Change roles, boot and stop replicas as the fleet does."""
+        """Change roles, and wake, boot, put to sleep and stop replicas, as the fleet does."""
+        sleepers = plans[key_of("pool", DECODE)].asleep
         for role in _ROLES:
             key = key_of("pool", role)
             remember(self.states[key], plans[key], self.now)
@@ -116,6 +148,10 @@ class SplitPool:
             self.ready[role] += moved
             self.ready[other] -= moved
             missing = max(0, missing - moved)
+            woken = min(missing, self.asleep)
+            self.asleep -= woken
+            self.ready[role] += woken
+            missing -= woken
             self.boots[role] += [self.now + _BOOT_S] * missing
             self.booted += missing
         for role in _ROLES:
@@ -123,6 +159,13 @@ class SplitPool:
             stopped = min(surplus, len(self.boots[role]))
             del self.boots[role][len(self.boots[role]) - stopped :]
             self.ready[role] -= surplus - stopped
+            self.asleep += min(surplus - stopped, max(0, sleepers - self.asleep))
+        self.booted += max(0, sleepers - self.asleep)
+        self.asleep = sleepers
+
+
+def _restored(kept: dict[str, Any], role: str) -> Memory:
+    return Memory.from_json({PREFILL: kept} if role == PREFILL else kept, _LOOK_S, role)
 
 
 _SETTINGS = ScalingSettings(2, 60, minute_worth=0.0, accelerators=4)
@@ -181,3 +224,34 @@ def test_work_that_moves_to_the_other_role_boots_few_replicas() -> None:
     numbers = pool.drift(4_000, 1_600, minutes=20)  # the same work in all
     assert numbers[-1][1] >= 9
     assert pool.booted - booted <= 8  # 10 without replicas that change their role
+
+
+def _surge(sleepers: int) -> SplitPool:
+    """Return a pool after a surge that doubled its demand for 15 minutes, and an hour of calm."""
+    pool, _ = _steady(replace(_SETTINGS, sleepers_min=sleepers, sleepers_share=0.0))
+    assert pool.asleep == sleepers
+    pool.booted, pool.waited_s = 0, 0.0
+    pool.requests_s *= 2
+    pool.run(15)
+    pool.requests_s /= 2
+    pool.run(60)
+    return pool
+
+
+def test_sleepers_of_a_pool_with_roles_serve_a_surge_and_sleep_again() -> None:
+    awake, sleepy = _surge(0), _surge(2)
+    assert sleepy.asleep == 2
+    assert sleepy.waited_s < 0.6 * awake.waited_s, (sleepy.waited_s, awake.waited_s)
+    assert sleepy.booted <= awake.booted, "no replica boots only to sleep"
+
+
+def test_a_pool_with_roles_sleeps_as_a_whole_and_wakes_by_its_first_requests() -> None:
+    settings = replace(_SETTINGS, replicas_min=0, sleepers_min=2, sleepers_share=0.0)
+    pool, _ = _steady(settings)
+    pool.requests_s = 0.0
+    pool.run(30)
+    assert (pool.ready, pool.asleep) == ({PREFILL: 0, DECODE: 0}, 2)
+    pool.booted, pool.requests_s = 0, 0.2
+    pool.run(5)
+    assert (pool.ready, pool.asleep) == ({PREFILL: 1, DECODE: 1}, 0)
+    assert (pool.booted, sum(pool.waiting.values())) == (0, 0)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from control_plane.scaling.demand import DemandHistory
 from control_plane.scaling.memory import Memory, PoolSight, look
 from control_plane.scaling.model import FleetBudget, PoolState, ScalingSettings
-from control_plane.scaling.plan import plan, remember, urgent
+from control_plane.scaling.plan import plan, remember
+from control_plane.scaling.sleeping import urgent
 from control_plane.scaling.work import CellWork, PoolSpeed
 
 _LOOK_S = 15.0

@@ -16,7 +16,8 @@ from control_plane.scaling.model import (
     PoolState,
     ScalingSettings,
 )
-from control_plane.scaling.plan import plan, remember, urgent, wakes
+from control_plane.scaling.plan import plan, remember
+from control_plane.scaling.sleeping import urgent, wakes
 
 HOLD_S = ScalingSettings().hold_s
 

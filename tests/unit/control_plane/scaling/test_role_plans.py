@@ -18,7 +18,8 @@ from control_plane.scaling.model import (
     ScalingSettings,
 )
 from control_plane.scaling.plan import plan, remember
-from control_plane.scaling.roles import key_of
+from control_plane.scaling.roles import key_of, sleepers_split
+from control_plane.scaling.sleeping import sleepers_of, wakes
 from control_plane.scaling.work import PoolSpeed
 
 P, D = key_of("pool", PREFILL), key_of("pool", DECODE)
@@ -187,3 +188,72 @@ def test_roles_and_pools_stay_within_bounds_and_budget(
     served = of({key: min(pools[key].facts.ready, free[key].wanted) for key in pools})
     assert used[0] <= max(accelerators, served[0])
     assert used[1] <= max(price, served[1]) * (1 + 1e-9)
+
+
+_SLEEPY = ScalingSettings(2, 40, minute_worth=0.0, sleepers_share=0.1, sleepers_min=1)
+
+
+def _with(states: dict[str, PoolState], **facts: float) -> dict[str, PoolState]:
+    """Return the states with the same facts of the pool in both roles."""
+    for state in states.values():
+        state.facts = replace(state.facts, **facts)  # pyright: ignore[reportArgumentType]
+    return states
+
+
+def test_the_sleepers_are_a_share_of_both_roles_together() -> None:
+    states = _pair(4.0, 15.0, _SLEEPY, have=(6, 19))
+    assert sleepers_of(list(states.values())) == 2
+    plans = plan(states, FleetBudget(), _NOW)
+    assert (plans[P].asleep, plans[D].asleep) == (0, 2), "sleepers have no role"
+    assert sleepers_of(list(_pair(0.0, 0.0, _SLEEPY).values())) == 1
+
+
+def test_a_replica_that_a_role_no_longer_needs_sleeps_instead_of_stopping() -> None:
+    states = _with(_pair(1.0, 3.0, _SLEEPY, have=(4, 6)), asleep=0, sleepers=0)
+    plans = plan(states, FleetBudget(), _NOW)
+    assert plans[P].wanted + plans[D].wanted <= 8
+    assert plans[D].asleep == 1
+    need = plans[P].wanted + plans[D].wanted
+    within_budget = plan(states, FleetBudget(price=0.0, accelerators=need), _NOW)
+    assert within_budget[D].asleep == 1, "without accelerators and price a sleeper is free"
+    for state in states.values():
+        state.settings = replace(_SLEEPY, accelerators=1)
+    assert plan(states, FleetBudget(accelerators=need), _NOW)[D].asleep == 0
+
+
+@pytest.mark.parametrize(("prefill", "decode", "role"), [(3.9, 2.0, P), (1.0, 5.9, D)])
+def test_a_queue_wakes_sleepers_for_the_role_it_waits_for(
+    prefill: float, decode: float, role: str
+) -> None:
+    states = _with(
+        _pair(prefill, decode, _SLEEPY, have=(4, 6)), backlog_work_s=20.0, asleep=3, sleepers=3
+    )
+    assert wakes(states, {P, D}, _NOW) == {role: 2}
+    _with(states, backlog_work_s=500.0)
+    assert wakes(states, {P, D}, _NOW) == {role: 3}
+    for state in states.values():
+        state.settings = replace(_SLEEPY, replicas_max=11)
+    assert wakes(states, {P, D}, _NOW) == {role: 1}, "the bounds of the pool are kept"
+
+
+def test_each_sleeper_wakes_once_though_both_roles_wait() -> None:
+    states = _with(
+        _pair(3.9, 5.9, _SLEEPY, have=(4, 6)), backlog_work_s=500.0, asleep=3, sleepers=3
+    )
+    assert sum(wakes(states, {P, D}, _NOW).values()) == 3
+
+
+def test_sleepers_are_spare_capacity_of_both_roles_and_count_once() -> None:
+    states = sleepers_split(_with(_pair(5.0, 15.0, have=(6, 17)), asleep=4))
+    assert (states[P].facts.asleep, states[D].facts.asleep) == (1, 3)
+
+
+def test_a_pool_with_roles_that_rests_boots_nothing_only_to_sleep() -> None:
+    settings = ScalingSettings(0, 8, sleepers_min=1)
+    idle = _pair(0.0, 0.0, settings, have=(0, 0))
+    plans = plan(_with(idle, asleep=1, sleepers=1), FleetBudget(), _NOW)
+    assert (plans[P].wanted, plans[D].wanted, plans[D].asleep) == (0, 0, 1)
+    woken = _pair(0.1, 0.1, settings, have=(1, 1))
+    for state in woken.values():
+        state.slept, state.woken_at, state.demand_at = 0, _NOW - 60, _NOW
+    assert plan(_with(woken, asleep=0, sleepers=0), FleetBudget(), _NOW)[D].asleep == 0
