@@ -90,7 +90,9 @@ def test_a_sleeper_wakes_into_the_role_that_needs_it(role: str, prefill: int, de
 
 
 @given(st.lists(st.sampled_from(["", "prefill", "decode"]), max_size=8), st.data())
-def test_roles_and_sleep_are_stable_together(roles: list[str], data: st.DataObject) -> None:
+def test_sleepers_have_no_role_and_roles_change_no_sleep(
+    roles: list[str], data: st.DataObject
+) -> None:
     prefill, decode, sleepers = (data.draw(st.integers(0, 4)) for _ in range(3))
     pool = replace(_pool(prefill + decode, sleepers), prefill=prefill, decode=decode)
     replicas = _roles(*roles)
@@ -98,5 +100,4 @@ def test_roles_and_sleep_are_stable_together(roles: list[str], data: st.DataObje
     changed = assign_roles([pool], replicas)
     after = [replace(it, role=changed.get(it.id, it.role)) for it in replicas]
     assert not any(it.role for it in after if it.sleeps)
-    assert assign_sleep([pool], after) == {}
-    assert assign_roles([pool], after) == {}
+    assert assign_sleep([pool], after) == {}, "roles wake nobody and put nobody to sleep"
