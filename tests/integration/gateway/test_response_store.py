@@ -12,6 +12,7 @@ import pytest
 
 from gateway.app import running_gateway
 from gateway.endpoints.response_answers import ResponseObject
+from gateway.responses.hot_store import key_of
 from gateway.responses.store import ResponseStore
 from sluice.process import ChildProcess, free_port
 from tests.integration.gateway.conftest import KEY, LIMITED_KEY, OTHER_KEY, Service
@@ -280,6 +281,23 @@ async def test_a_valkey_without_its_data_gets_waiting_responses_again(
                     await asyncio.sleep(0.05)
             store._durable._forget(answer.id)  # the gateway is killed
             assert (await sdk.responses.retrieve(answer.id)).id == answer.id
+
+
+async def test_marks_of_many_responses_under_way_are_all_renewed(stateful: Any) -> None:
+    async with stateful() as w:
+        store = w.gateway.stateful.responses
+        ids = [f"resp_{number}" for number in range(600)]
+        keys = [key_of(it) for it in ids]
+        await store._hot.run(
+            b"for _, key in ipairs(KEYS) do redis.call('SET', key, '+{}', 'PX', 20000) end",
+            keys,
+            (),
+        )
+        store._under_way.update(ids)
+        await store._renew_marks()
+        told = b"local left = {} for at, key in ipairs(KEYS) do"
+        told += b" left[at] = redis.call('PTTL', key) end return left"
+        assert min(await store._hot.run(told, keys, ())) > 20_000
 
 
 async def test_a_young_response_is_not_reported_as_missing_without_valkey(
