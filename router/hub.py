@@ -71,6 +71,7 @@ class Hub:
         self._measured_at = 0.0
         self._frames = 0
         self._idle = asyncio.Event()
+        self._next_sign = asyncio.Event()
         self._wakeable: frozenset[str] = frozenset()
         self._queue_look: asyncio.TimerHandle | None = None
         self.work_waits = asyncio.Event()
@@ -321,6 +322,9 @@ class Hub:
         self._hand_out(actions, now)
         for accusation in actions.accusations:
             self._accuse(accusation)
+        if actions.is_sign_of_life:
+            self._next_sign.set()
+            self._next_sign = asyncio.Event()
         if now - self._measured_at >= _MEASURE_S:
             self.measure()
         if not self.core.live_requests:
@@ -427,6 +431,10 @@ class Hub:
         for handle in (self._tick_handle, self._queue_look):
             if handle is not None:
                 handle.cancel()
+
+    async def next_sign_of_life(self) -> None:
+        """Wait for the next message that all gateways get, even without news."""
+        await self._next_sign.wait()
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until all messages to gateways are written, at most `timeout_s`."""

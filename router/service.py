@@ -67,7 +67,18 @@ class RouterService:
             request_deserializer=wire.FollowServiceRequest.FromString,
             response_serializer=None,
         )
-        methods = {"Connect": handler, "Explain": explain, "Ping": ping, "FollowService": follow}
+        live = grpc.unary_stream_rpc_method_handler(
+            self.live,  # pyright: ignore[reportArgumentType]
+            request_deserializer=wire.LiveRequest.FromString,
+            response_serializer=None,
+        )
+        methods = {
+            "Connect": handler,
+            "Explain": explain,
+            "Ping": ping,
+            "Live": live,
+            "FollowService": follow,
+        }
         handlers = grpc.method_handlers_generic_handler(_SERVICE, methods)
         server.add_generic_rpc_handlers((handlers,))
 
@@ -97,6 +108,23 @@ class RouterService:
     ) -> wire.PingResponse:
         """Return an empty response, which proves that the event loop runs."""
         return wire.PingResponse()
+
+    async def live(
+        self,
+        _request: wire.LiveRequest,
+        context: "grpc.aio.ServicerContext[wire.LiveRequest, bytes]",
+    ) -> None:
+        """Stream an empty message with each sign of life that gateways get, until the end.
+
+        A message costs a third of an answered ping, and leaves while the event loop is awake.
+        """
+        try:
+            while not self._ended.is_set():
+                await self._hub.next_sign_of_life()
+                async with asyncio.timeout(_WRITE_TIMEOUT_S):
+                    await context.write(b"")
+        except TimeoutError:
+            await context.abort(*_TOO_SLOW)
 
     async def follow_service(
         self,

@@ -1,13 +1,11 @@
-"""Checks whether routers with an open watch answer, since a frozen router keeps connections open.
+"""Checks whether routers with an open watch live, since a frozen router keeps connections open.
 
-Each router is pinged at the address that gateways dial. Silence is counted in naps of this
-process, so that a pause of this process is not mistaken for silence of all routers.
+Each router streams signs of life from the address that gateways dial. Silence is counted in naps of
+this process, so that a pause of this process is not mistaken for silence of all routers. Routers of
+the last release know no such stream, and are pinged.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -22,13 +20,13 @@ from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
 log = structlog.get_logger(__name__)
 
 NAP_S = 0.1
-_PING_NAPS = 3  # number of naps between an answer and the next ping, which are one sleep
-# Naps without an answer after which a router is silent. Gateways wait for the same time. With a
-# shorter time, a router would lose its cells in cases that interrupt no client's stream.
+_LOOK_NAPS = 3  # number of naps between two checks of routers that are not silent
+# Naps without a sign of life after which a router is silent. Gateways wait for the same time. With
+# a shorter time, a router would lose its cells in cases that interrupt no client's stream.
 SILENT_NAPS_MAX = 9
-# Deadline of a ping in seconds. Only one ping is pending. A router that continues after a pause
-# answers this ping or the next one.
-_PING_TIMEOUT_S = 2.0
+# Seconds after which a silent stream, or an unanswered ping, is replaced by a new one.
+_SILENCE_S = 2.0
+_PING_EVERY_S = 0.3
 # Statuses that count as silence, because the call was not accepted or timed out. Any other status
 # is an answer.
 _SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -40,95 +38,104 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_http_proxy", 0),
 )
 
-if TYPE_CHECKING:  # the class is not generic at run time
-    _Call = grpc.aio.UnaryUnaryCall[wire.PingRequest, wire.PingResponse]
-
 
 class Liveness:
     """Reports silent routers to a `Presence`. `run` must be started in a TaskGroup."""
 
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
-        self._watched: dict[tuple[str, str], _PingedLink] = {}
+        self._watched: dict[tuple[str, str], tuple[_HeardRouter, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
-        """Ping all watched routers until cancelled."""
+        """Listen to all watched routers until cancelled."""
         naps = 1
-        async with self._closing():
+        async with asyncio.TaskGroup() as tasks:
             while True:
-                await self._follow()
-                for (router_id, _), pinged in self._watched.items():
-                    if await pinged.has_answered(naps):
+                self._follow(tasks)
+                for (router_id, _), (router, _) in self._watched.items():
+                    if router.was_heard(naps):
                         self._presence.answered(router_id)
-                    elif pinged.is_silent:
+                    elif router.is_silent:
                         self._presence.silent(router_id)
-                naps = min((it.rest_naps for it in self._watched.values()), default=1)
+                naps = min((it.rest_naps for it, _ in self._watched.values()), default=1)
                 await asyncio.sleep(naps * NAP_S)
 
-    async def _follow(self) -> None:
-        """Ping the routers that have a watch now, at their present addresses."""
+    def _follow(self, tasks: asyncio.TaskGroup) -> None:
+        """Listen to the routers that have a watch now, at their present addresses."""
         wanted = set(self._presence.watched().items())
         for key in wanted - self._watched.keys():
-            self._watched[key] = _PingedLink(key[1])
+            router = _HeardRouter(key[1])
+            self._watched[key] = router, tasks.create_task(router.listen())
         for key in self._watched.keys() - wanted:
-            await self._watched.pop(key).close()
-
-    @asynccontextmanager
-    async def _closing(self) -> AsyncGenerator[None]:
-        try:
-            yield
-        finally:
-            for pinged in self._watched.values():
-                await pinged.close()
+            self._watched.pop(key)[1].cancel()
 
 
-class _PingedLink:
-    """The connection to a router that is pinged, with the length of the router's silence.
+class _HeardRouter:
+    """The connection to a router, with the length of the router's silence.
 
     Attributes:
-        is_silent: Whether the router has answered before, and no longer answers. A router that
-            never answered is not silent, because it may serve and be unreachable only for this
+        is_silent: Whether the router was heard before, and is no longer heard. A router that was
+            never heard is not silent, because it may serve and be unreachable only for this
             process.
     """
 
     def __init__(self, address: str) -> None:
-        self._link = RenewedChannel(address, CertificateRole.ROUTER, options=_CHANNEL_OPTIONS)
-        self._call: _Call | None = None
-        self._was_alive = False
+        self._address = address
+        self._signs = self._signs_seen = 0
+        self._knows_pings_only = False
         self._naps = 0
 
     @property
     def is_silent(self) -> bool:
-        return self._was_alive and self._naps >= SILENT_NAPS_MAX
+        return self._signs > 0 and self._naps >= SILENT_NAPS_MAX
 
     @property
     def rest_naps(self) -> int:
         """Number of naps until the next check is due."""
-        return 1 if self._call is not None else max(1, _PING_NAPS - self._naps)
+        return 1 if self._naps else _LOOK_NAPS
 
-    async def has_answered(self, naps: int) -> bool:
-        """Check whether the pending ping was answered, and send the next ping if it is due.
+    def was_heard(self, naps: int) -> bool:
+        """Return whether the router was heard since the last check, which was `naps` naps ago."""
+        was_heard = self._signs != self._signs_seen
+        self._signs_seen = self._signs
+        self._naps = 0 if was_heard else self._naps + naps
+        return was_heard
 
-        `naps` is the number of naps since the last check.
-        """
-        self._naps += naps
-        call = self._call
-        if call is None:
-            if self._naps >= _PING_NAPS:
-                router = RouterServiceStub(await self._link.current())
-                self._call = router.Ping(wire.PingRequest(), timeout=_PING_TIMEOUT_S)
-            return False
-        if not call.done():
-            return False
-        self._call = None
-        if await call.code() in _SILENCE:
-            return False
-        self._was_alive = True
-        self._naps = 0
-        return True
+    async def listen(self) -> None:
+        """Count signs of life until cancelled."""
+        link = RenewedChannel(self._address, CertificateRole.ROUTER, options=_CHANNEL_OPTIONS)
+        try:
+            while True:
+                hear = self._ping if self._knows_pings_only else self._read
+                try:
+                    async with asyncio.timeout(_SILENCE_S) as silence:
+                        await hear(RouterServiceStub(await link.current()), silence)
+                except TimeoutError:
+                    continue
+                except grpc.aio.AioRpcError as error:
+                    self._note(error.code())
+                await asyncio.sleep(NAP_S)
+        finally:
+            await link.aclose()
 
-    async def close(self) -> None:
-        """Cancel a pending ping, and close the connection."""
-        if self._call is not None:
-            self._call.cancel()
-        await self._link.aclose()
+    async def _read(self, router: RouterServiceStub, silence: asyncio.Timeout) -> None:
+        """Read a stream of signs of life until it ends. Each moves the end of `silence`."""
+        loop = asyncio.get_running_loop()
+        call = router.Live(wire.LiveRequest())
+        try:
+            async for _ in call:
+                self._signs += 1
+                silence.reschedule(loop.time() + _SILENCE_S)
+        finally:
+            call.cancel()
+
+    async def _ping(self, router: RouterServiceStub, _silence: asyncio.Timeout) -> None:
+        await router.Ping(wire.PingRequest())
+        self._signs += 1
+        await asyncio.sleep(_PING_EVERY_S - NAP_S)
+
+    def _note(self, status: grpc.StatusCode) -> None:
+        if status is grpc.StatusCode.UNIMPLEMENTED and not self._knows_pings_only:
+            self._knows_pings_only = True
+        elif status not in _SILENCE:
+            self._signs += 1

@@ -312,6 +312,7 @@ class RouterCore:
         is_sign_of_life = now - self._alive_at >= SIGN_OF_LIFE_S
         if is_sign_of_life:
             self._alive_at = now
+            actions.is_sign_of_life = True
         self._cell_news.tell(
             self.cells,
             self.gateways.values(),

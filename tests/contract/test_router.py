@@ -14,6 +14,8 @@ from sluice.errors import FailedError
 from sluice.kserve import HostStream, probe
 from sluice.process import free_port
 from sluice.wire.router.v1 import router_pb2 as wire
+from sluice.wire.router.v1.router_pb2_grpc import RouterServiceStub
+from tests.links import trusted_channel
 
 
 def get(router: Any, path: str) -> tuple[int, str]:
@@ -169,6 +171,20 @@ async def test_a_drain_that_takes_too_long_hands_the_streams_over(
     await gateway.until_over(handles)
     assert {gateway.outcomes[handle].kind for handle in handles} == {wire.OUTCOME_KIND_LOST}
     await asyncio.wait_for(router.task, 60)
+
+
+async def test_signs_of_life_stream_until_the_router_ends(hosts: Any, start_router: Any):
+    router = await start_router((await hosts()).address)
+    async with asyncio.timeout(60), trusted_channel(router.settings.grpc_address) as channel:
+        stub = RouterServiceStub(channel)
+        await stub.Ping(wire.PingRequest())  # control planes of the last release
+        signs = stub.Live(wire.LiveRequest())
+        for _ in range(3):
+            assert await signs.read() == wire.LiveResponse()
+        router.stop.set()
+        while await signs.read() is not grpc.aio.EOF:
+            pass
+        await router.task
 
 
 async def test_a_broken_gateway_is_told_so(hosts: Any, start_router: Any, connect: Any):

@@ -55,9 +55,18 @@ class Actions:
         probes: Replicas that are to run a canary inference.
         transfers: Transfers to start, whose ends the shell reports by `RouterCore.on_transferred`.
         accusations: Ejections for wrong answers, to report to the control plane.
+        is_sign_of_life: Whether every gateway gets a message, which shows that this router runs.
     """
 
-    __slots__ = ("accusations", "batches", "cancels", "dispatches", "probes", "transfers")
+    __slots__ = (
+        "accusations",
+        "batches",
+        "cancels",
+        "dispatches",
+        "is_sign_of_life",
+        "probes",
+        "transfers",
+    )
 
     def __init__(self) -> None:
         self.batches: list[tuple[int, GatewayBatch]] = []
@@ -66,6 +75,7 @@ class Actions:
         self.probes: list[str] = []
         self.transfers: list[Transfer] = []
         self.accusations: list[EjectionNotice] = []
+        self.is_sign_of_life = False
 
 
 @dataclass(slots=True)

@@ -69,6 +69,14 @@ class PingResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class LiveRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LiveResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ConnectRequest(_message.Message):
     __slots__ = ("hello", "submits", "cancels", "cancel_took", "cancel_placed", "turned_away")
     HELLO_FIELD_NUMBER: _ClassVar[int]

@@ -49,6 +49,11 @@ class RouterServiceStub:
                 request_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingRequest.SerializeToString,
                 response_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingResponse.FromString,
                 _registered_method=True)
+        self.Live = channel.unary_stream(
+                '/sluice.wire.router.v1.RouterService/Live',
+                request_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.LiveRequest.SerializeToString,
+                response_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.LiveResponse.FromString,
+                _registered_method=True)
         self.FollowService = channel.unary_stream(
                 '/sluice.wire.router.v1.RouterService/FollowService',
                 request_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.FollowServiceRequest.SerializeToString,
@@ -73,7 +78,14 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Ping(self, request, context):
-        """answered by the loop that serves the streams: what freezes them silences it
+        """for control planes that do not know Live
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Live(self, request, context):
+        """an empty message every 0.25 s, from the loop that serves gateways: what freezes them silences it
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,6 +115,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Ping,
                     request_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingRequest.FromString,
                     response_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingResponse.SerializeToString,
+            ),
+            'Live': grpc.unary_stream_rpc_method_handler(
+                    servicer.Live,
+                    request_deserializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.LiveRequest.FromString,
+                    response_serializer=sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.LiveResponse.SerializeToString,
             ),
             'FollowService': grpc.unary_stream_rpc_method_handler(
                     servicer.FollowService,
@@ -191,6 +208,33 @@ class RouterService:
             '/sluice.wire.router.v1.RouterService/Ping',
             sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingRequest.SerializeToString,
             sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.PingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Live(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/sluice.wire.router.v1.RouterService/Live',
+            sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.LiveRequest.SerializeToString,
+            sluice_dot_wire_dot_router_dot_v1_dot_router__pb2.LiveResponse.FromString,
             options,
             channel_credentials,
             insecure,
