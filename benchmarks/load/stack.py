@@ -67,6 +67,11 @@ class BenchmarkStack:
         shown = _sluice(self.home, "keys", "create", tenant, "--json", capture=True)
         return json.loads(shown.stdout)["key"]
 
+    def budget(self) -> None:
+        """Set a budget that the tenant cannot use up."""
+        arguments = ("tenants", "budget", "set", TENANT, "monthly", "--tokens", "1000000000000")
+        _sluice(self.home, *arguments)
+
     def limit(self) -> None:
         """Set limits that the tenant cannot reach, so that each request checks limits.
 

@@ -13,10 +13,14 @@ from typing import Any, TypeVar
 from tokenizers import Encoding, Tokenizer
 
 from gateway.bases.boundaries import Boundaries
+from gateway.bases.words import ascii_words
 
 # Maximum number of UTF-8 bytes that are tokenized in one call. They need about 60 ms, and have at
 # most one token per byte.
 SLICE_BYTES = 64 << 10
+# Number of characters of an ASCII slice whose words Python finds. They need about 1 ms, in which
+# Python's other threads wait.
+_WORDS_SLICE = 16 << 10
 
 _Made = TypeVar("_Made")
 # Work in steps, as a generator. After each step, it yields None, or a function with long work that
@@ -72,6 +76,7 @@ class SlicingTokenizer:
         """
         self._tokenizer = tokenizer
         self._boundaries = Boundaries(tokenizer)
+        self._words = ascii_words(tokenizer) if self._boundaries.exist else None
         self._slice_bytes = slice_bytes
         self.around = special_tokens_around(tokenizer)
 
@@ -133,6 +138,13 @@ class SlicingTokenizer:
         if not self._boundaries.exist:
             return (yield partial(self._encoded, text))
         while not tokens_max or len(ids) <= tokens_max:
+            if (found := self._words_from(text, start)) is not None:
+                ids.extend(found[0])
+                start += found[1]
+                if start == len(text):
+                    return ids
+                yield
+                continue
             part, is_rest = _beginning(text, start, size)
             work = partial(self._encoded_part, part, is_rest=is_rest)
             if size > self._slice_bytes:  # the part is a single word, which cannot be cut
@@ -146,6 +158,16 @@ class SlicingTokenizer:
             size = self._slice_bytes if end else 2 * size
             yield
         return ids
+
+    def _words_from(self, text: str, start: int) -> "tuple[array[int], int] | None":
+        """Return the tokens of the next words and their length, or None for the library's work."""
+        if self._words is None:
+            return None
+        part = text[start : start + min(_WORDS_SLICE, self._slice_bytes)]
+        if start + len(part) < len(text):
+            return self._words.first_words(part)
+        ids = self._words.encode(part)
+        return None if ids is None else (ids, len(part))
 
     def _encoded_part(self, part: str, *, is_rest: bool) -> "tuple[array[int], int]":
         """Return a part's tokens and their end. Unless `is_rest`, its last words are left out."""

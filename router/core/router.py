@@ -39,6 +39,9 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 SIGN_OF_LIFE_S = 0.25  # longest silence to a gateway, which treats 0.9 s of silence as a freeze
+# Age of the last sign of life at which any tick sends the next one. It is less than the time between
+# two frames of an idle engine, so that a router without requests wakes up once for both.
+_SIGN_DUE_S = 0.2
 
 
 class RouterCore:
@@ -309,7 +312,7 @@ class RouterCore:
                 self.dispatcher.bind(cell, actions, now)
         if not self.handovers.is_idle:
             self._hand_over(actions, now)
-        is_sign_of_life = now - self._alive_at >= SIGN_OF_LIFE_S
+        is_sign_of_life = self.is_sign_due(now)
         if is_sign_of_life:
             self._alive_at = now
             actions.is_sign_of_life = True
@@ -327,6 +330,10 @@ class RouterCore:
                 actions.batches.append((gateway.key, gateway.batch))
                 gateway.batch = GatewayBatch()
         return actions
+
+    def is_sign_due(self, now: float) -> bool:
+        """Return whether the next tick sends a sign of life to every gateway."""
+        return now - self._alive_at >= _SIGN_DUE_S
 
     @property
     def has_decisions(self) -> bool:
