@@ -52,6 +52,7 @@ MODULES = {
     "http2": "benchmarks.load.http2",
     "chains": "benchmarks.micro.chains",
     "long_chains": "benchmarks.load.long_chains",
+    "long_requests": "benchmarks.load.long_requests",
     "churn": "benchmarks.load.churn",
     "peers": "benchmarks.load.peers",
     "routing": "benchmarks.load.routing_study",
