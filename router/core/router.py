@@ -39,8 +39,8 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 SIGN_OF_LIFE_S = 0.25  # longest silence to a gateway, which treats 0.9 s of silence as a freeze
-# Age of the last sign of life at which any tick sends the next one. It is less than the time between
-# two frames of an idle engine, so that a router without requests wakes up once for both.
+# Age of the last sign of life at which any tick sends the next one. It is less than the time of an
+# idle engine between two frames, so that a router without requests wakes up once for both.
 _SIGN_DUE_S = 0.2
 
 
