@@ -94,8 +94,9 @@ class Gateway:
         self.directory = Directory(self.watcher.state, self.assets.has)
         self.lag = LoopLag(self.metrics.loop_lag.observe)
         self.pace = AttemptPace(self.lag)
+        told, chosen = events.put_on_disk, self.metrics.pool_chosen
         self.links = RouterLinks(
-            self.directory, settings.instance_id, self.pace, events.emit, events.put_on_disk
+            self.directory, settings.instance_id, self.pace, events.emit, told, chosen
         )
         self.embedders = Embedders(self.watcher.state)
         self.judges = make_judges(settings.classifiers, self.metrics.classifier_texts)

@@ -236,7 +236,7 @@ class GatewayMetrics:
         self.pool_choices = self._counter(
             "gateway_pool_choices_total",
             "Requests for models of several pools, by their pool and its reason: home or away (of a"
-            " session), wait (no session), none (no pool serves)",
+            " session), wait (no session), move (it waited elsewhere), wake, none (no pool serves)",
             ("pool", "reason"),
         )
         self.gate_refusals = Counter(

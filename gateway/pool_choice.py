@@ -9,7 +9,7 @@ a pool is added or removed, only the sessions of that pool move.
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -48,6 +48,7 @@ class PoolReason(StrEnum):
     HOME = "home"  # the pool is the session's home
     AWAY = "away"  # the session's home is too slow or serves nothing, so another pool was chosen
     WAIT = "wait"  # the request has no session, so wait, price and weight decided
+    MOVE = "move"  # the request waited in another pool, and this pool can start it at once
     WAKE = "wake"  # no pool serves now, and the request wakes a replica of this pool
     NONE = "none"  # no pool serves now, and none has a replica that sleeps
 
@@ -87,6 +88,43 @@ def choose_pool(
         if cost <= COST_FACTOR * least
     }
     return _heaviest(pools, shares, salt), PoolReason.WAIT
+
+
+def better_pool(
+    pools: Sequence[ServingPool],
+    waits_ms: Mapping[int, float | None],
+    own: int,
+    here_ms: float | None,
+    session: int,
+) -> int | None:
+    """Return the index of the pool to which a waiting request moves, or None if it stays.
+
+    A request moves if a new one like it would never be sent to its pool. So a session moves only
+    if another pool begins the answer much sooner, although its conversation is not cached there.
+
+    Args:
+        pools: Pools that serve the model.
+        waits_ms: Predicted milliseconds to the first token in each pool that can start requests
+            at once, by index.
+        own: Index of the pool in which the request waits.
+        here_ms: Predicted milliseconds to the first token of a new request in the same cell, or
+            None if no replica serves there.
+        session: Hash of the session, or 0 without a session.
+    """
+    costs = {
+        it: (USUAL_MS + wait_ms) * pools[it].price
+        for it, wait_ms in waits_ms.items()
+        if wait_ms is not None and (here_ms is None or _is_sooner(wait_ms, here_ms, session))
+    }
+    if here_ms is not None and not session:
+        limit = (USUAL_MS + here_ms) * pools[own].price
+        costs = {it: cost for it, cost in costs.items() if COST_FACTOR * cost < limit}
+    return min(costs, key=lambda it: (costs[it], it), default=None)
+
+
+def _is_sooner(wait_ms: float, here_ms: float, session: int) -> bool:
+    """Return whether another pool begins an answer so much sooner that a request may leave."""
+    return here_ms > (wait_ms * HOME_FACTOR + HOME_SLACK_MS if session else wait_ms)
 
 
 def _session_pool(

@@ -28,6 +28,21 @@ class PoolOptions:
     cache_roots: tuple[bytes, ...]
     contexts: tuple[int, ...]
 
+    def alike(self, pool_id: str) -> tuple[ServingPool, ...]:
+        """Return the pools to which a request to the given pool can move as it is.
+
+        A request has the tokens and the length that one base permits. The result includes the
+        given pool, and is empty if no other pool has the same base.
+        """
+        roots, contexts = self.cache_roots, self.contexts
+        kinds = [
+            (model.base_digest, roots[number], contexts[number])
+            for number, model in enumerate(self.models)
+        ]
+        own = kinds[[it.pool_id for it in self.pools].index(pool_id)]
+        found = tuple(pool for pool, kind in zip(self.pools, kinds, strict=True) if kind == own)
+        return found if len(found) > 1 else ()
+
     def at(self, resolved: "ResolvedModel", number: int) -> "ResolvedModel":
         """Return the model's copy for the pool with the index `number`."""
         if not number:

@@ -17,6 +17,7 @@ _FILES = {
     "tests/e2e/test_ledger_faults.py": SIM,
     "tests/e2e/test_mutual_tls.py": SECURE,
     "tests/e2e/test_openai_sdk.py": SIM,
+    "tests/e2e/test_pool_moves.py": SIM,
     "tests/e2e/test_promises.py": SIM,
     "tests/e2e/test_scaling.py": SIM,
     "tests/e2e/test_sockets.py": SIM,

@@ -15,7 +15,7 @@ from math import ceil
 from typing import Protocol, runtime_checkable
 
 TTFT_OBJECTIVE_S = 1.5
-_TTFT_IDLE_S = 0.15
+TTFT_IDLE_S = 0.15
 # utilisation above which TTFT rises, and the seconds of TTFT per unit of utilisation above it
 _BUSY, _BUSY_S = 0.9, 3.0
 _MINUTE_S = 60
@@ -145,7 +145,7 @@ class ScalingOutcome:
     violated: tuple[bool, ...]
 
 
-class _Queues:
+class Queues:
     """Waiting work by tier.
 
     The highest tier is served first. The lowest of several tiers is batch.
@@ -159,6 +159,7 @@ class _Queues:
         self.batch_late = self.batch_work = 0.0
 
     def add(self, t: int, work: float) -> None:
+        """Add the work that arrives in one second."""
         for tier, share in enumerate(self._shares):
             self.waiting[tier] += share * work
         if len(self._shares) > 1:
@@ -166,6 +167,7 @@ class _Queues:
             self._batch.append((t, self._shares[-1] * work))
 
     def serve(self, t: int, capacity: float) -> float:
+        """Serve at most the given work of one second, and return the served work."""
         left = capacity
         for tier, waiting in enumerate(self.waiting):
             done = min(waiting, left)
@@ -195,6 +197,20 @@ class _Queues:
         """Return for each tier except batch the work that waits in it and in all higher tiers."""
         upper = self.waiting[:-1] or self.waiting
         return list(accumulate(upper))
+
+
+class PaidPool(Protocol):
+    """The numbers of replicas of a simulated pool."""
+
+    @property
+    def ready(self) -> int:
+        """Number of replicas that serve."""
+        ...
+
+    @property
+    def paid(self) -> int:
+        """Number of serving, booting and sleeping replicas."""
+        ...
 
 
 class _Pool:
@@ -258,7 +274,7 @@ def play(demand: Sequence[float], rule: ScalingRule, terms: Terms, seed: int = 0
     if (own := getattr(rule, "replicas", None)) is not None:
         first = own
     pool = _Pool(min(first, terms.replicas_max), terms, seed)
-    queues, sight, totals = _Queues(terms), Sight(demand), _Totals(terms)
+    queues, sight, totals = Queues(terms), Sight(demand), Totals(terms)
     sleeping = rule if isinstance(rule, SleepingRule) else None
     for t, work in enumerate(demand):
         pool.tick(t)
@@ -266,7 +282,7 @@ def play(demand: Sequence[float], rule: ScalingRule, terms: Terms, seed: int = 0
         used = queues.serve(t, pool.ready) / max(pool.ready, 1)
         backlog_s = queues.interactive() / max(pool.ready, 1)
         busy_s = max(0.0, _BUSY_S * (used - _BUSY)) if len(terms.tiers) == 1 else 0.0
-        ttft_s = _TTFT_IDLE_S + backlog_s + busy_s
+        ttft_s = TTFT_IDLE_S + backlog_s + busy_s
         sight.demand.append(work)
         sight.ttft_s.append(ttft_s)
         sight.utilisation.append(used)
@@ -274,7 +290,7 @@ def play(demand: Sequence[float], rule: ScalingRule, terms: Terms, seed: int = 0
         sight.ready, sight.booting, sight.asleep = pool.ready, pool.booting, pool.sleeping
         sight.backlog_work_s = queues.interactive()
         sight.deferred_work_s = sum(queues.waiting) - sight.backlog_work_s
-        tiers_s = [_TTFT_IDLE_S + it / max(pool.ready, 1) + busy_s for it in queues.ahead()]
+        tiers_s = [TTFT_IDLE_S + it / max(pool.ready, 1) + busy_s for it in queues.ahead()]
         totals.add(work, ttft_s, tiers_s, pool)
         totals.changes += _decide(t, rule, sleeping, sight, pool, totals.minutes.most_ready)
     return totals.outcome(sight, queues)
@@ -313,7 +329,7 @@ def _decide(
     return want != sight.provisioned
 
 
-class _Totals:
+class Totals:
     """The totals of a simulation run."""
 
     def __init__(self, terms: Terms) -> None:
@@ -324,7 +340,7 @@ class _Totals:
         self.minutes = _Minutes(terms.objective_s)
         self.changes = 0
 
-    def add(self, work: float, ttft_s: float, tiers_s: Sequence[float], pool: _Pool) -> None:
+    def add(self, work: float, ttft_s: float, tiers_s: Sequence[float], pool: PaidPool) -> None:
         """Add one second, with the TTFT of all work and of each tier except batch."""
         self._paid_s += pool.paid
         self._late += self._top_share * work * (ttft_s > self._terms.objective_s)
@@ -333,7 +349,7 @@ class _Totals:
         for count, tier_s in zip(self._tiers, tiers_s, strict=True):
             count.add(tier_s)
 
-    def outcome(self, sight: Sight, queues: _Queues) -> ScalingOutcome:
+    def outcome(self, sight: Sight, queues: Queues) -> ScalingOutcome:
         """Return the result of the run."""
         return ScalingOutcome(
             violation_minutes=self.minutes.violated,
@@ -393,7 +409,7 @@ class _Minutes:
     def violated(self) -> int:
         return self._count.violated
 
-    def add(self, ttft_s: float, pool: _Pool) -> None:
+    def add(self, ttft_s: float, pool: PaidPool) -> None:
         before = self._count.violated
         greatest_s = self._count.add(ttft_s)
         if greatest_s is None:

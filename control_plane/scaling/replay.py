@@ -4,7 +4,7 @@ The replay runs in the fluid simulation of `control_plane.scaling.fluid`.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from math import exp
@@ -12,9 +12,11 @@ from statistics import fmean
 
 from control_plane.scaling.demand import BUCKET_S, DemandHistory
 from control_plane.scaling.fluid import ScalingOutcome, Sight, Terms, play
+from control_plane.scaling.fluid_roles import RoleSights, play_roles
 from control_plane.scaling.model import FleetBudget, PoolFacts, PoolState, ScalingSettings
 from control_plane.scaling.plan import plan, remember
-from control_plane.scaling.sleeping import urgent
+from control_plane.scaling.roles import key_of
+from control_plane.scaling.sleeping import urgent, wakes
 from control_plane.scaling.work import PoolSpeed
 
 QUARTER_S = 900
@@ -67,6 +69,60 @@ class PlanRule:
             deferrable_s=terms.batch_deadline_s,
             deferred_work_s=sight.deferred_work_s,
         )
+
+
+class RolesRule:
+    """The scaling loop's `plan` for both roles of a pool, as a policy of the fluid simulation."""
+
+    every_s = int(BUCKET_S)
+
+    def __init__(self, settings: Mapping[str, ScalingSettings], terms: Terms) -> None:
+        """Create the policy for a pool with measured boot times and empty histories.
+
+        Args:
+            settings: Settings of the pool for each role.
+            terms: Parameters of the run.
+        """
+        self._keys = {role: key_of(_POOL, role) for role in settings}
+        self._states: dict[str, PoolState] = {}
+        self._terms = terms
+        self.sleepers = terms.sleepers_min
+        least_s, greatest_s = terms.boot_s
+        for role, own in settings.items():
+            state = PoolState(own, PoolFacts(0, 0, 0.0), role=role)
+            state.partner = next(key for it, key in self._keys.items() if it != role)
+            for part in range(_BOOTS):
+                state.booted(least_s + (greatest_s - least_s) * part / (_BOOTS - 1))
+            self._states[self._keys[role]] = state
+
+    def targets(self, t: int, sights: RoleSights) -> dict[str, int]:
+        """Return the numbers of replicas that `plan` decides."""
+        self._see(sights)
+        for role, sight in sights.items():
+            state = self._states[self._keys[role]]
+            state.history.add(fmean(sight.demand[-self.every_s :]))
+            state.note_sleepers(sight.asleep, float(t))
+        plans = plan(self._states, FleetBudget(), float(t))
+        for key, decided in plans.items():
+            remember(self._states[key], decided, float(t))
+        self.sleepers = sum(it.asleep for it in plans.values())
+        return {role: plans[key].wanted for role, key in self._keys.items()}
+
+    def woken(self, t: int, sights: RoleSights) -> dict[str, int]:
+        """Return the numbers of sleeping replicas to wake now, between two rounds."""
+        self._see(sights)
+        counts = wakes(self._states, self._states, float(t))
+        return {role: counts.get(key, 0) for role, key in self._keys.items()}
+
+    def _see(self, sights: RoleSights) -> None:
+        for role, sight in sights.items():
+            self._states[self._keys[role]].facts = PoolFacts(
+                sight.ready,
+                sight.booting,
+                sight.backlog_work_s,
+                self._terms.objective_s,
+                asleep=sight.asleep,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,22 +204,34 @@ def by_minute(curve: Sequence[float]) -> list[float]:
     return [round(fmean(curve[at : at + 60]), 3) for at in range(0, len(curve) - 59, 60)]
 
 
-def replay(curve: Sequence[float], state: PoolState, settings: ScalingSettings) -> Replay:
+def replay(
+    curves: Mapping[str, Sequence[float]], state: PoolState, settings: Mapping[str, ScalingSettings]
+) -> Replay:
     """Simulate past demand under other settings, in a pool that begins with an empty history.
 
     Args:
-        curve: Work-seconds per second, one number per second.
-        state: The pool, which provides the boot times and the objective.
-        settings: Settings to try. A number set by hand and a pause are ignored.
+        curves: Work-seconds per second by role, one number per second. A pool without roles has the
+            role "".
+        state: The pool or a role, which provides the boot times and the objective.
+        settings: Settings to try, by role. A number set by hand and a pause are ignored.
     """
-    terms = Terms(
+    own = next(iter(settings.values()))
+    terms = _terms(state, own)
+    if len(curves) == 1:
+        (curve,) = curves.values()
+        return _result(play(curve, PlanRule(own, terms), terms), own)
+    return _result(play_roles(curves, RolesRule(settings, terms), terms), own)
+
+
+def _terms(state: PoolState, settings: ScalingSettings) -> Terms:
+    return Terms(
         boot_s=(state.boot_s(0.0), state.boot_s(1.0)),
         replicas_min=settings.replicas_min,
         replicas_max=max(settings.replicas_min, settings.replicas_max),
         objective_s=state.facts.objective_s,
         sleepers_share=settings.sleepers_share,
+        sleepers_min=settings.sleepers_min,
     )
-    return _result(play(curve, PlanRule(settings, terms), terms), settings)
 
 
 def _result(outcome: ScalingOutcome, settings: ScalingSettings) -> Replay:

@@ -98,11 +98,11 @@ class ReplayRoutes:
             return await self._requests(request)
         key, asked, hours = path_id(request), bounds_of(request), _hours(request)
         pool = await self._look(key)
-        curve = kept_curve(pool.state.history, hours)
-        if len(curve) < QUARTERS_MIN * QUARTER_S:
+        curves = {one.pool.role: kept_curve(one.state.history, hours) for one in pool}
+        if min(map(len, curves.values())) < QUARTERS_MIN * QUARTER_S:
             message = "less than an hour of demand is kept of this pool: ask again later"
             raise PlatformError(ErrorCode.CONFLICT, message)
-        return shown(request, await self._replayed(request, pool, curve, asked))
+        return shown(request, await self._replayed(request, pool, curves, asked))
 
     async def _requests(self, request: web.Request) -> web.Response:
         key, asked, span = path_id(request), bounds_of(request), span_of(request, datetime.now(UTC))
@@ -118,35 +118,36 @@ class ReplayRoutes:
             begin, end = (it.isoformat() for it in span)
             message = f"the trace store has no request of pool {key} from {begin} to {end}"
             raise PlatformError(ErrorCode.NOT_FOUND, message)
-        curve = trace_curve(found.prompt_tokens, found.output_tokens, found.step_s, speed)
-        return shown(request, await self._replayed(request, pool, curve, asked, _recorded(found)))
+        tokens = found.prompt_tokens, found.output_tokens, found.step_s
+        curves = {it.pool.role: trace_curve(*tokens, speed.of_role(it.pool.role)) for it in pool}
+        return shown(request, await self._replayed(request, pool, curves, asked, _recorded(found)))
 
     async def trace(self, request: web.Request) -> web.Response:
         """Replay a trace, whose tokens are converted to work of the pool's replicas."""
         key, body = path_id(request), await read_body(request, ScalingReplayBody)
         pool = await self._look(key)
         speed = _speed(pool)
-        curve = trace_curve(body.prompt_tokens, body.output_tokens, body.bucket_s, speed)
+        tokens = body.prompt_tokens, body.output_tokens, body.bucket_s
+        curves = {it.pool.role: trace_curve(*tokens, speed.of_role(it.pool.role)) for it in pool}
         asked = {name: value for name in PLAN_FIELDS if (value := getattr(body, name)) is not None}
-        return shown(request, await self._replayed(request, pool, curve, asked))
+        return shown(request, await self._replayed(request, pool, curves, asked))
 
-    async def _look(self, key: str) -> Looked:
-        async def work(connection: AsyncConnection) -> Looked:
+    async def _look(self, key: str) -> list[Looked]:
+        """Return the pool, or both of its roles."""
+
+        async def work(connection: AsyncConnection) -> list[Looked]:
             found = await repository.scaled_pools(connection, 2 * self._interval_s, [key])
             if not found:
                 raise missing_bounds(key)
-            if found[0].role:
-                message = f"pool {key} has roles: a replay knows only replicas that do both"
-                raise PlatformError(ErrorCode.CONFLICT, message)
-            return (await look_at(connection, self._interval_s, found))[0]
+            return await look_at(connection, self._interval_s, found)
 
         return await self._database.run(work)
 
     async def _replayed(
         self,
         request: web.Request,
-        one: Looked,
-        curve: Sequence[float],
+        pool: Sequence[Looked],
+        curves: Mapping[str, Sequence[float]],
         asked: Mapping[str, Any],
         recorded: Mapping[str, int] = _NOTHING,
     ) -> dict[str, Any]:
@@ -154,20 +155,26 @@ class ReplayRoutes:
 
         The result has the figures of each minute if the request has `curves=true`.
         """
-        bounds = replace(one.pool.settings, pin=None, is_paused=False)
+        bounds = {
+            one.pool.role: replace(one.pool.settings, pin=None, is_paused=False) for one in pool
+        }
         has_curves = request.query.get("curves") == "true"
         # one replay at a time, because each replay occupies a processor core
         async with self._replaying:
-            tried = {"present": bounds, "asked": replace(bounds, **asked)}
+            tried = {
+                "present": bounds,
+                "asked": {role: replace(it, **asked) for role, it in bounds.items()},
+            }
             results = {
-                name: asdict(await asyncio.to_thread(replay, curve, one.state, it))
+                name: asdict(await asyncio.to_thread(replay, curves, pool[-1].state, it))
                 for name, it in tried.items()
             }
+        curve = [sum(work) for work in zip(*curves.values(), strict=True)]
         if not has_curves:
             for result in results.values():
                 del result["curves"]
         return {
-            "pool_id": one.pool.id,
+            "pool_id": pool[-1].pool.id,
             "hours": round(len(curve) / 3600, 2),
             "recorded": dict(recorded),
             "demand": by_minute(curve) if has_curves else [],
@@ -175,11 +182,11 @@ class ReplayRoutes:
         }
 
 
-def _speed(pool: Looked) -> PoolSpeed:
-    if pool.speed is None:
+def _speed(pool: Sequence[Looked]) -> PoolSpeed:
+    if (speed := pool[-1].speed) is None:
         message = "no speed of this pool is measured: send it requests for some minutes first"
         raise PlatformError(ErrorCode.CONFLICT, message)
-    return pool.speed
+    return speed
 
 
 def _recorded(found: PoolTraffic) -> dict[str, int]:

@@ -14,9 +14,11 @@ from typing import NamedTuple
 from gateway.dialects.delta import NOTHING, AnswerDelta, joined
 from gateway.dispatch.attempts import Attempt, AttemptPlacement, begun, detached, placement_of
 from gateway.dispatch.cell_choice import Wish, hashes_of
+from gateway.dispatch.drafts import summed
 from gateway.dispatch.endings import EndKind, GenerationEnd, ending_of
 from gateway.guard.answer import AnswerGuard
 from gateway.guard.judged_answer import JudgedAnswer
+from gateway.pool_choice import ServingPool
 from gateway.text.answer import ChoiceText
 from gateway.text.logprobs import (
     LogprobFormat,
@@ -32,6 +34,7 @@ from sluice.token_ids import packed_ids
 from sluice.tracecontext import attempt_traceparent
 from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
+from sluice.wire.telemetry.v1.telemetry_pb2 import RequestEvent
 
 
 class GenerationSpec(NamedTuple):
@@ -59,6 +62,7 @@ class GenerationSpec(NamedTuple):
         is_echo_alone: Whether only the echoed prompt is shown. The engine still computes one token.
         prediction: Token ids of the answer that the client expects, or empty without a prediction.
         dropped_turns: Number of the chat's oldest turns that did not fit into the prompt.
+        pools: Pools between which the request may move while it waits, or empty without others.
     """
 
     request_id: str
@@ -93,6 +97,7 @@ class GenerationSpec(NamedTuple):
     prompt_logprobs: int | None = None
     is_echo_alone: bool = False
     dropped_turns: int = 0
+    pools: tuple[ServingPool, ...] = ()
 
     @property
     def wish(self) -> Wish:
@@ -342,6 +347,13 @@ class Generation(ABC):
             self.ending = GenerationEnd(EndKind.LENGTH)
         return self.ending
 
+    def use_pool(self, pool_id: str) -> None:
+        """Let later attempts be in another pool."""
+        self.spec = self.spec._replace(pool_id=pool_id)
+        if self.closing:
+            # A later value of a field replaces an earlier one in the same message.
+            self.closing += RequestEvent(pool_id=pool_id).SerializeToString()
+
     def begin_submission(self, cell_id: str, router_id: str, now_s: float) -> None:
         """Record the cell of the attempt, before `submit_message` is called."""
         number = self.attempts[-1].number + 1 if self.attempts else 0
@@ -436,19 +448,6 @@ class Generation(ABC):
     def _notify(self) -> None:
         if self.listener is not None:
             self.listener()
-
-
-def summed(before: engine.Drafts | None, later: engine.Drafts | None) -> engine.Drafts | None:
-    """Return the sum as a new message, since a reference would keep the parent message alive."""
-    if later is None:
-        return before
-    before = before or engine.Drafts()
-    return engine.Drafts(
-        tried=before.tried + later.tried,
-        accepted=before.accepted + later.accepted,
-        prediction_tried=before.prediction_tried + later.prediction_tried,
-        prediction_accepted=before.prediction_accepted + later.prediction_accepted,
-    )
 
 
 class WholeGeneration(Generation):

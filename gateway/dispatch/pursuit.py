@@ -45,8 +45,8 @@ class Pursuit:
     """
 
     __slots__ = (
-        *("_handle", "_is_due", "_is_paused", "_is_waiting", "_link", "_links", "_patience"),
-        *("_retries", "_timer", "_wake", "generation", "siblings"),
+        *("_first_pool", "_handle", "_is_due", "_is_paused", "_is_waiting", "_link", "_links"),
+        *("_offered", "_patience", "_retries", "_timer", "_wake", "generation", "siblings"),
     )
 
     def __init__(
@@ -69,6 +69,7 @@ class Pursuit:
         self._handle = 0
         self._timer: asyncio.TimerHandle | None = None
         self._is_due = self._is_paused = self._is_waiting = False
+        self._offered = self._first_pool = ""  # the pool to move to, and the pool before a move
         retries.opened(generation.spec.tenant_id)
 
     def begin(self, now_s: float) -> None:
@@ -83,6 +84,69 @@ class Pursuit:
     def on_routers_changed(self) -> None:
         """Wake the caller. The links call this when the connected routers or cells change."""
         self._wake(self)
+
+    # --- a move to another pool, see `PoolMoves` ------------------------------------------------
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the request waits for its first placement at a router."""
+        generation = self.generation
+        return self._link is not None and generation.is_fresh and generation.placed is None
+
+    @property
+    def cell_id(self) -> str:
+        """Id of the cell in which the request waits."""
+        return self._patience.cell_id
+
+    @property
+    def pool_id(self) -> str:
+        """Id of the pool in which the request waits."""
+        return self.generation.spec.pool_id
+
+    @property
+    def priority(self) -> int:
+        """Priority of the request's tier."""
+        return self.generation.spec.tier_priority
+
+    @property
+    def session(self) -> int:
+        """Hash of the request's session, or 0 without a session."""
+        return self.generation.spec.session_hash
+
+    def offer(self, pool_id: str) -> None:
+        """Move the request to another pool at the next `look`, unless it is placed before."""
+        self._offered = pool_id
+        self._wake(self)
+
+    def _move(self, now_s: float) -> None:
+        """Submit the waiting request in the offered pool, if that pool has a router."""
+        generation, pool_id = self.generation, self._offered
+        self._offered = ""
+        if not self.is_queued or self._links.find(pool_id, generation.spec) is None:
+            return
+        self._leave()
+        self._first_pool = generation.spec.pool_id
+        attempt = generation.attempts[-1]
+        attempt.outcome, attempt.reason = "moved", f"pool {pool_id} can start the request at once"
+        self._use_pool(pool_id)
+        self.begin(now_s)
+
+    def _use_pool(self, pool_id: str) -> None:
+        """Let the answer, and further answers to its prompt, use another pool."""
+        for generation in (self.generation, *self.siblings):
+            generation.use_pool(pool_id)
+
+    def _returns(self, ending: GenerationEnd, now_s: float) -> bool:
+        """Return a request that its new pool refuses to its first pool, which had accepted it."""
+        generation, patience = self.generation, self._patience
+        is_moved = self._first_pool and self._first_pool != generation.spec.pool_id
+        is_over = generation.emitted or ending.code is ErrorCode.DEADLINE_EXCEEDED
+        left_s = patience.give_up_at_s - now_s
+        if not is_moved or is_over or ending.kind is not EndKind.REFUSED or left_s <= 0:
+            return False
+        self._use_pool(self._first_pool)
+        patience.pause_s = min(patience.pause_s, left_s)
+        return True
 
     def look(self, now_s: float) -> GenerationEnd | None:
         """Advance the state machine, and return the end for the client, or None before the end."""
@@ -99,6 +163,8 @@ class Pursuit:
                 self._seek(now_s)
             elif not generation.is_fresh:
                 self._stop_timer()  # an answer that has begun has no deadline
+            elif self._offered:
+                self._move(now_s)
         if generation.ending is None:
             return None
         self._leave()
@@ -148,6 +214,8 @@ class Pursuit:
         generation.begin_submission(cell_id, link.router_id, time.monotonic())
         self._start_timer(patience.give_up_at_s + _GRACE_S)
         self._link = link
+        if generation.spec.pools and not self._first_pool and not generation.has_begun:
+            self._links.moves.add(generation.spec.pools, self, time.monotonic())
         self._handle = link.submit(generation, cell_id, deadline_ms, admission_ms)
 
     def _run_out(self, now_s: float) -> None:
@@ -169,6 +237,8 @@ class Pursuit:
             self._stop_timer()
         if self._link is not None:
             link, self._link = self._link, None
+            if self.generation.spec.pools:
+                self._links.moves.discard(self.generation.spec.pools, self)
             link.cancel(self._handle)  # the cancel has no effect if the router has reported the end
             self.generation.end_submission(time.monotonic())
 
@@ -178,6 +248,8 @@ class Pursuit:
             return STOPPING
         if ending.kind in _SUCCESS or self._links.is_stopping:
             return ending
+        if self._returns(ending, now_s):
+            return None
         if (refusal := self._patience.refusal(ending, now_s)) is not None:
             return refusal
         # A retry after a refusal is free, since the refusing router spent no engine time on the

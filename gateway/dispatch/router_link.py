@@ -88,6 +88,7 @@ class RouterLink:
         emit: Callable[[bytes], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
         learn: Callable[[wire.CellSketch], None] = lambda _: None,
+        on_cells: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Remain disconnected until `run`.
 
@@ -99,6 +100,7 @@ class RouterLink:
             emit: Queues events that the router wrote for requests of a gateway that was killed.
             on_lost: Called when the router is lost, since its record of ended requests is lost too.
             learn: Receives the parts of cells' sketches.
+            on_cells: Called with the monotonic time after a report on cells.
         """
         self.address = address
         self.router_id = ""
@@ -112,6 +114,7 @@ class RouterLink:
         self._emit = emit
         self._on_lost = on_lost
         self._learn = learn
+        self._on_cells = on_cells
         self._generations: dict[int, Generation] = {}
         self._last_handle = 0
         self._batches: deque[wire.ConnectRequest] = deque()
@@ -380,6 +383,7 @@ class RouterLink:
         self.is_gated = any(view.gates for view in self.cells.values())
         if has_news and self.is_up:
             self._on_change()
+        self._on_cells(now_s)
 
     def _connect(self, first: wire.ConnectResponse) -> None:
         self.router_id = first.welcome.router_id

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from gateway.directory import Directory
 from gateway.dispatch.cell_choice import CellView, Wishing
 from gateway.dispatch.pace import AttemptPace
+from gateway.dispatch.pool_moves import PoolMoves
 from gateway.dispatch.prefix_boards import PrefixBoards
 from gateway.dispatch.router_link import RouterLink
 from gateway.dispatch.tier_gate import EarlyGate, GateAsk
+from gateway.pool_choice import PoolReason
 
 _SWEEP_S = 1.0
 
@@ -36,6 +38,7 @@ class RouterLinks:
 
     Attributes:
         is_stopping: Whether the process is about to exit.
+        moves: Requests that wait and may move to another pool.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class RouterLinks:
         pace: AttemptPace,
         emit: Callable[[bytes], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
+        count_choice: Callable[[str, PoolReason], None] = lambda _, __: None,
     ) -> None:
         """Open no links before `run`.
 
@@ -54,6 +58,7 @@ class RouterLinks:
             pace: Pace of this worker, to which links report begin and end of steps.
             emit: Queues events that routers wrote for requests of a gateway that was killed.
             on_lost: Called when a router is lost, since its record of ended requests is lost too.
+            count_choice: Counts a move to another pool, by the pool and the reason.
         """
         self._emit = emit
         self._on_lost = on_lost
@@ -62,6 +67,7 @@ class RouterLinks:
         self._gateway_id = gateway_id
         self._links: dict[str, RouterLink] = {}
         self._gate = EarlyGate()
+        self.moves = PoolMoves(self.views, count_choice)
         self._prefixes = PrefixBoards(directory.cells)
         self._waiting: set[Callable[[], None]] = set()
         self._wanted_changed = asyncio.Event()
@@ -103,6 +109,7 @@ class RouterLinks:
                         self._emit,
                         self._on_lost,
                         self._prefixes.learn,
+                        self.moves.look,
                     )
                     self._links[address] = link
                     tasks[address] = group.create_task(link.run())

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.dispatch.attempts import Attempt, AttemptPlacement
-from gateway.dispatch.generation import Generation, summed
+from gateway.dispatch.drafts import summed
+from gateway.dispatch.generation import Generation
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
 
@@ -18,6 +19,7 @@ class Tally:
         output_tokens: Tokens of all answers.
         placed_prompt_tokens: Tokens of the prompts that reached a replica.
         submitted_at_s: Monotonic time of the earliest submission, or 0 before any submission.
+        pool_id: Pool of the first answer's last attempt.
         cell_id: Cell of the latest submission, or empty before any submission.
         router_id: Id of the router that owns that cell.
         first_at_s: Monotonic time of the first token of any answer, or 0 before the first token.
@@ -37,6 +39,7 @@ class Tally:
     session_hash: int = 0
     prefill_us: int = 0
     submitted_at_s: float = 0.0
+    pool_id: str = ""
     cell_id: str = ""
     router_id: str = ""
     first_at_s: float = 0.0
@@ -58,6 +61,7 @@ def tally_of(generations: Sequence[Generation], answers_per_prompt: int = 1) -> 
     first = generations[0]
     tally = Tally(
         session_hash=first.spec.session_hash,
+        pool_id=first.spec.pool_id,
         prefill_us=first.prefill_us,
         attempts=[it.attempts for it in generations],
         is_predicted=bool(first.spec.prediction),

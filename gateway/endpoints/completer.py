@@ -450,7 +450,7 @@ class Completer:
             answers=exchange.choices,
         )
         if tally.drafts is not None:
-            pool_id = exchange.model.pool_id
+            pool_id = tally.pool_id
             metrics.drafts.labels(pool_id, "proposed").inc(tally.drafts.tried)
             metrics.drafts.labels(pool_id, "accepted").inc(tally.drafts.accepted)
         if tally.resumes:
@@ -468,7 +468,7 @@ class Completer:
         if auto is not None:
             self._metrics.auto.labels(auto.reason).inc()
         if not exchange.is_aborted:
-            pool_id, answers = exchange.model.pool_id, exchange.choices
+            pool_id, answers = tally.pool_id or exchange.model.pool_id, exchange.choices
             self._auto.note(auto, pool_id, tally, answers, ended_at_s)
 
     def _note(self, exchange: HttpExchange, decision: ReleaseDecision) -> None:

@@ -199,7 +199,7 @@ class HttpExchange:
         event.is_sampled = upstream.is_sampled
         if upstream.span_id:
             event.parent_span_id, event.tracestate = upstream.span_id, upstream.state
-        event.cell_id, event.router_id = tally.cell_id, tally.router_id
+        self._tell_place(event, tally)
         event.prompt_tokens = tally.placed_prompt_tokens or tally.prompt_tokens
         event.output_tokens = tally.output_tokens
         received_at_s = self.received_at_s
@@ -230,6 +230,12 @@ class HttpExchange:
         if told := attempts.rows(tally.attempts, received_at_s, ended_at_s):
             event.attempts.extend(told)
         return begun + event.SerializeToString()
+
+    def _tell_place(self, event: RequestEvent, tally: Tally) -> None:
+        """Add the cell of the last submission, and its pool if the request has moved there."""
+        event.cell_id, event.router_id = tally.cell_id, tally.router_id
+        if tally.pool_id and tally.pool_id != self.model.pool_id:
+            event.pool_id = tally.pool_id
 
     def prepare_closings(
         self, generations: Sequence[Generation], answers_per_prompt: int, gateway_id: str

@@ -108,6 +108,7 @@ def generation_specs(
         tier_reserved_permille=0 if task.is_lowered else tier.reserved_permille,
         is_preemptible=tier.is_preemptible or task.is_lowered,
         dropped_turns=prompt.dropped_turns,
+        pools=() if resolved.options is None else resolved.options.alike(resolved.model.pool_id),
     )
     first = leader if not first_index else _sibling(leader, first_index, is_begun=False)
     if choices == 1:

@@ -315,7 +315,12 @@ async def test_prefill_and_decode_replicas_of_a_pool_are_scaled_apart(
         await sluice("resume", "split")
         await sluice("set", "split", "--prefill", "4,6")
         await eventually(lambda: has(prefill=4, decode=4), "the bounds of a role are kept")
-        await sluice("replay", "split", "--max", "3", status=1)
+        tokens = {"prompt_tokens": [75_000] * 240, "output_tokens": [5000] * 240}
+        answer = await plane.admin.post(
+            "/v1/pools/split/scaling/replay", json=tokens | {"replicas_max": 3}
+        )
+        found = answer.raise_for_status().json()
+        assert found["asked"]["replicas_most"] <= 3 < found["present"]["replicas_most"]
     assert (await plane.admin.delete("/v1/pools/split/scaling")).status_code == 204
 
 
