@@ -114,12 +114,15 @@ class PoolMoves:
         waits_ms = {number: _wait_ms(views[pools[number].pool_id]) for number in free}
         numbers = {pool.pool_id: number for number, pool in enumerate(pools)}
         cells_ms = {it.cell_id: _wait_ms([it]) for of in views.values() for it in of}
-        for request in _oldest_first(waiting, now_s):
+        for request, waited_ms in _oldest_first(waiting, now_s):
             own = numbers[request.pool_id]
             found = {it: wait_ms for it, wait_ms in waits_ms.items() if left[it] and it != own}
             if not any(left.values()):
                 return
             here_ms = cells_ms.get(request.cell_id)
+            if here_ms is not None:
+                # A prediction counts prompt tokens. The request may wait for a free sequence.
+                here_ms = max(here_ms, waited_ms)
             number = better_pool(pools, found, own, here_ms, request.session)
             if number is not None:
                 left[number] -= 1
@@ -129,14 +132,14 @@ class PoolMoves:
                 request.offer(pool_id)
 
 
-def _oldest_first(waiting: Waiting, now_s: float) -> Iterable[WaitingRequest]:
-    """Return the requests that may move, by descending tier and then by arrival."""
+def _oldest_first(waiting: Waiting, now_s: float) -> Iterable[tuple[WaitingRequest, float]]:
+    """Return the requests that may move with their waits in ms, by descending tier and arrival."""
     found = [
         (-request.priority, since_s, number, request)
         for number, (request, since_s) in enumerate(waiting.items())
         if request.is_queued and now_s - since_s >= WAITED_S
     ]
-    return [it[-1] for it in sorted(found)]
+    return [(request, 1000 * (now_s - since_s)) for _, since_s, _, request in sorted(found)]
 
 
 def _is_free(views: Sequence[CellView]) -> bool:

@@ -127,6 +127,15 @@ def test_a_session_stays_while_its_pool_begins_about_as_soon() -> None:
     assert site.look(left) == [waiting], "nobody serves its own pool"
 
 
+def test_a_wait_that_no_prediction_told_counts_as_it_lasts() -> None:
+    site = Site()
+    site.cells["own"][0].wait_ms = 1  # short prompts, and all sequences of the replicas are taken
+    session, other = left = site.wait(Waiting(session=7), Waiting())
+    assert site.look(left) == []
+    assert site.look(left) == [other]
+    assert site.look(left, 1.0) == [session]
+
+
 def test_a_request_that_has_left_is_forgotten() -> None:
     site = Site()
     (waiting,) = site.wait(Waiting())
