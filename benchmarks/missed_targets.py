@@ -97,6 +97,15 @@ MISSED = (
         "1.1 x",
     ),
     FigureRow(
+        "requests of 50,000 to 100,000 tokens per second and core of gateway and router, with keys,"
+        " limits, a budget and events; new texts / texts of the tenant with a new question",
+        "long_requests",
+        lambda it: (
+            f"{it['new']['requests_per_core_s']:.0f} / {it['again']['requests_per_core_s']:.0f}"
+        ),
+        "100",
+    ),
+    FigureRow(
         "50 streams on one WebSocket against 50 connections of SSE: CPU per token",
         "sockets",
         lambda it: f"{it['socket_of_sse']:.2f} x",

@@ -83,6 +83,7 @@ async def _round(
 async def _measured(stack: BenchmarkStack) -> dict[str, Any]:
     url = f"{stack.env['OPENAI_BASE_URL']}/chat/completions"
     headers = {"authorization": f"Bearer {stack.env['OPENAI_API_KEY']}"}
+    groups = groups_of(stack)
     known = list(islice(_documents(1), _DOCUMENTS))
     rounds: dict[str, list[dict[str, Any]]] = {"new": [], "again": []}
     async with aiohttp.ClientSession(headers=headers) as http:
@@ -97,10 +98,10 @@ async def _measured(stack: BenchmarkStack) -> dict[str, Any]:
                 ],
             }
             for name, prompts in kinds.items():
-                before, began_s = cpu_seconds(groups_of(stack)), time.perf_counter()
+                before, began_s = cpu_seconds(groups), time.perf_counter()
                 latencies_ms, tokens = await _round(http, url, prompts)
                 took_s = time.perf_counter() - began_s
-                after = cpu_seconds(groups_of(stack))
+                after = cpu_seconds(groups)
                 cpu_ms = {it: (after[it] - before[it]) / _REQUESTS * 1e3 for it in before}
                 rounds[name].append(
                     {
