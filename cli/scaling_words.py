@@ -6,7 +6,7 @@ from cli.scaling_roles import role_lines
 
 def told(found: Json) -> list[str]:
     """Return the reason of a pool's size in words."""
-    if not found["reasons"]:
+    if not found.get("reasons"):
         return ["The pool has bounds and no plan yet: check that a control plane runs."]
     now = f"{found['ready']} ready, {found['booting']} booting"
     if found["asleep"] or found["sleepers"]:

@@ -77,8 +77,7 @@ class Gateway:
 
     def __init__(self, settings: GatewaySettings, events: EventProducer) -> None:
         """Create all parts of the worker without connections. The producer `events` is open."""
-        self.settings = settings
-        self.metrics = GatewayMetrics(objectives_of(settings))
+        self.settings, self.metrics = settings, GatewayMetrics(objectives_of(settings))
         self.counts = AnswerCounts(self.metrics, log_every=settings.log_every)
         self.watcher = ControlWatcher(
             settings.control_address,

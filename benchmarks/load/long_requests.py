@@ -1,12 +1,12 @@
 """Measures how many requests with long prompts a core of gateway and router serves.
 
-One operation is a chat completion of two tokens whose prompt has 50,000 to 100,000 tokens, through
-gateway, router and the `sim` driver inside a real Triton. The engine's steps take 4 ms, whatever
-they compute. Keys, limits, a budget, the counting of tokens and events are on. `new` prompts have
-no text in common. `again` prompts are documents that the tenant has sent before, with a new
-question. The figure is one second over the CPU time of gateway and router per request. Four clients
-repeat requests without a pause. Not measured: a network, TLS, an engine that computes, and the CPU
-time of the engine. Run: `python -m benchmarks.load.long_requests`.
+One operation is a chat completion of two tokens whose prompt has 50,000 to 100,000 tokens. It
+passes gateway, router and the `sim` driver inside a real Triton. The engine's steps take 4 ms,
+whatever they compute. Keys, limits, a budget, the counting of tokens and events are on. `new`
+prompts have no text in common. `again` prompts are documents that the tenant has sent before, with
+a new question. The figure is one second over the CPU time of gateway and router per request. Four
+clients repeat requests without a pause. Not measured: a network, TLS, an engine that computes, and
+the CPU time of the engine. Run: `python -m benchmarks.load.long_requests`.
 """
 
 import asyncio

@@ -17,7 +17,7 @@ from replica.engine.types import (
     Sampling,
     SequenceRequest,
 )
-from replica.host.prompt_spans import Prompt, PromptSpans
+from replica.host.received_spans import ReceivedPrompt, ReceivedSpans
 from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
 from sluice.token_ids import ID_BYTES, unpacked_ids
@@ -37,7 +37,7 @@ def decode_sequence(
     keys: Sequence[int],
     *,
     base_digest: str,
-    spans: PromptSpans,
+    spans: ReceivedSpans,
     seen_at_s: float,
     entropy: Callable[[], int],
 ) -> SequenceRequest:
@@ -109,7 +109,7 @@ def decode_hashes(data: bytes, hash_bytes: int, hashes_max: int) -> list[bytes]:
     return [data[start : start + hash_bytes] for start in range(0, len(data), hash_bytes)]
 
 
-def _prompt(message: wire.Sequence, root: bytes, spans: PromptSpans) -> Prompt:
+def _prompt(message: wire.Sequence, root: bytes, spans: ReceivedSpans) -> ReceivedPrompt:
     """Return a prompt. A router of the last release sends its ids one by one."""
     try:
         ids = unpacked_ids(message.prompt_ids)

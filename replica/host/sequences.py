@@ -33,7 +33,7 @@ from replica.host.attachments import (
 )
 from replica.host.counters import HostCounters
 from replica.host.frames import encode_prompt_logprobs, fill_logprobs, micros
-from replica.host.prompt_spans import PromptSpans, UnknownSpanError
+from replica.host.received_spans import ReceivedSpans, UnknownSpanError
 from replica.host.requests import decode_sequence, prompt_tokens
 from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
@@ -69,7 +69,7 @@ class SequenceBook:
         self._living_max = living_max
         self._entropy = entropy
         self._clock = clock
-        self._spans = PromptSpans(driver.limits.kv_blocks)
+        self._spans = ReceivedSpans(driver.limits.kv_blocks)
         self._keys = itertools.count(1)
         self._living: dict[int, Hosted] = {}
         self._probes = 0

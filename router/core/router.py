@@ -300,6 +300,7 @@ class RouterCore:
 
         The actions include the results of all events since the last tick.
         """
+        is_sign_of_life = self.is_sign_due(now)
         actions = Actions()
         self.lifecycle.expire(now)
         for book in self.engine_news.rested(now):
@@ -312,7 +313,6 @@ class RouterCore:
                 self.dispatcher.bind(cell, actions, now)
         if not self.handovers.is_idle:
             self._hand_over(actions, now)
-        is_sign_of_life = self.is_sign_due(now)
         if is_sign_of_life:
             self._alive_at = now
             actions.is_sign_of_life = True

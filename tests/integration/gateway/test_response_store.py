@@ -360,7 +360,7 @@ async def test_the_phase_of_a_message_is_stored_and_shown(stateful: Any) -> None
         assert caught.value.param == "input[0].phase"
 
 
-async def test_the_sdk_names_what_answers_shall_include(stateful: Any) -> None:
+async def test_the_sdk_names_included_parts_of_answers(stateful: Any) -> None:
     async with stateful() as w, w.sdk() as sdk, w.http() as http:
         made = await created(sdk, include=["message.output_text.logprobs"])
         for names in (["message.output_text.logprobs"], ["reasoning.encrypted_content"]):

@@ -49,7 +49,7 @@ def test_each_command_of_scaling_is_there_and_explains_its_options() -> None:
         assert all(it.help for it in options), command.name
 
 
-def test_an_explanation_says_who_set_a_number_until_when_and_how_to_lift_it() -> None:
+def test_an_explanation_names_the_author_the_end_and_the_command_of_a_pin() -> None:
     hand = {"pin": 3, "pinned_by": "ann", "pin_until": "2026-01-01T02:00:00+00:00"}
     line = (
         "Set to 3 by hand (ann) until 2026-01-01T02:00 UTC: `sluice scaling resume chat` lifts it."

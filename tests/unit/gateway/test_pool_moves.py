@@ -104,7 +104,7 @@ def test_each_look_offers_twice_as_many_up_to_a_bound_while_the_pool_stays_free(
         {"wait_ms": 4000},
     ],
 )
-def test_nobody_moves_to_a_pool_that_is_not_free(fields: dict[str, object]) -> None:
+def test_no_request_moves_to_a_pool_that_is_not_free(fields: dict[str, object]) -> None:
     site = Site()
     for name, value in fields.items():
         setattr(site.cells["far"][0], name, value)

@@ -66,7 +66,7 @@ def test_an_ascii_text_has_the_librarys_ids(name: str, knows_all: None) -> None:
 
 
 @each
-def test_the_first_words_do_not_depend_on_what_follows(name: str, knows_all: None) -> None:
+def test_the_first_words_do_not_depend_on_the_text_after_them(name: str, knows_all: None) -> None:
     made, tokenizer = of(TOKENIZERS[name]), TOKENIZERS[name]
 
     @settings(max_examples=50)

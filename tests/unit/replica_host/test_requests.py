@@ -14,7 +14,7 @@ from replica.engine.types import (
     Sampling,
     SequenceRequest,
 )
-from replica.host.prompt_spans import PromptSpans
+from replica.host.received_spans import ReceivedSpans
 from replica.host.requests import decode_hashes, decode_sequence, prompt_tokens
 from sluice.errors import ErrorCode
 from sluice.hashing import cache_root
@@ -28,7 +28,7 @@ def decode(message: wire.Sequence) -> SequenceRequest:
         message,
         list(range(10, 11 + len(message.forks))),
         base_digest="base",
-        spans=PromptSpans(64),
+        spans=ReceivedSpans(64),
         seen_at_s=2.5,
         entropy=lambda: next(seeds),
     )

@@ -310,7 +310,7 @@ async def test_a_resumed_attachment_keeps_cancels_and_drops_submits():
     assert list(cancel.cancel.sequences) == [11]
 
 
-async def test_a_conversations_next_prompt_is_sent_without_what_the_engine_has():
+async def test_a_conversations_next_prompt_is_sent_without_the_spans_of_the_engine():
     ids = array("I", range(2 * SPAN_TOKENS + 7))
     outbox = HostOutbox(7)
     outbox.reads_prompt_ids, outbox.sent = True, SentSpans(1000)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.host import prompt_spans
-from replica.host.prompt_spans import Prompt, PromptSpans, UnknownSpanError
+from replica.host import received_spans
+from replica.host.received_spans import ReceivedPrompt, ReceivedSpans, UnknownSpanError
 from router.sent_spans import SentSpans
 from sluice.hashing import BLOCK_TOKENS, block_hashes, chained_hashes
 from sluice.prompt_spans import SPAN_BLOCKS, SPAN_TOKENS
@@ -19,7 +19,7 @@ def prompt_of(pieces: list[int]) -> "array[int]":
     return array("I", [piece * 7_000_000 + n for piece in pieces for n in range(PIECE)])
 
 
-def send(sent: SentSpans, spans: PromptSpans, ids: "array[int]", root: bytes) -> Prompt:
+def send(sent: SentSpans, spans: ReceivedSpans, ids: "array[int]", root: bytes) -> ReceivedPrompt:
     """Send a prompt as a router does, without its known part."""
     known = sent.send(chained_hashes(ids, root))
     tokens = len(known) * SPAN_TOKENS
@@ -32,7 +32,7 @@ def send(sent: SentSpans, spans: PromptSpans, ids: "array[int]", root: bytes) ->
     )
 )
 def test_prompts_arrive_whole_or_are_requested_again(prompts: list[tuple[bytes, list[int]]]):
-    spans, sent = PromptSpans(4 * SPAN_BLOCKS), SentSpans(12 * SPAN_BLOCKS)
+    spans, sent = ReceivedSpans(4 * SPAN_BLOCKS), SentSpans(12 * SPAN_BLOCKS)
     for root, pieces in prompts:
         ids = prompt_of(pieces)
         try:
@@ -45,7 +45,7 @@ def test_prompts_arrive_whole_or_are_requested_again(prompts: list[tuple[bytes, 
 
 
 def test_a_further_turn_sends_and_hashes_only_its_new_blocks():
-    spans, sent = PromptSpans(10_000), SentSpans(10_000)
+    spans, sent = ReceivedSpans(10_000), SentSpans(10_000)
     ids = array("I", range(20 * SPAN_TOKENS + 5))
     send(sent, spans, ids, A)
     ids.extend(range(70))
@@ -56,13 +56,13 @@ def test_a_further_turn_sends_and_hashes_only_its_new_blocks():
         hashed.append(count - len(known))
         return block_hashes(tokens, root, count, known)
 
-    with patch.object(prompt_spans, "block_hashes", counted):
+    with patch.object(received_spans, "block_hashes", counted):
         assert send(sent, spans, ids, A).ids == ids
         assert hashed == [2]
 
 
 def test_a_name_is_of_one_root_and_one_length():
-    spans = PromptSpans(10_000)
+    spans = ReceivedSpans(10_000)
     ids = array("I", range(3 * SPAN_TOKENS))
     names = SentSpans(10_000)
     names.send(chained_hashes(ids, A))
@@ -83,7 +83,7 @@ def test_a_name_is_of_one_root_and_one_length():
 
 
 def test_the_beginning_of_a_long_prompt_outlasts_its_end():
-    spans = PromptSpans(4 * SPAN_BLOCKS)
+    spans = ReceivedSpans(4 * SPAN_BLOCKS)
     long, other = array("I", range(4 * SPAN_TOKENS)), array("I", range(9, 9 + SPAN_TOKENS))
     names = SentSpans(10_000)
     names.send(chained_hashes(long, A))

@@ -18,7 +18,7 @@ class UnknownSpanError(Exception):
     """The engine lacks a span that a router has named, so the whole prompt must be sent."""
 
 
-class Prompt(NamedTuple):
+class ReceivedPrompt(NamedTuple):
     """A prompt's ids, and the hashes of its full blocks."""
 
     ids: "array[int]"
@@ -33,7 +33,7 @@ class _Span(NamedTuple):
     hashes: list[bytes]
 
 
-class PromptSpans:
+class ReceivedSpans:
     """The spans of the latest prompts, with together at most as many blocks as the KV pool."""
 
     def __init__(self, blocks: int) -> None:
@@ -45,7 +45,9 @@ class PromptSpans:
     def __len__(self) -> int:
         return len(self._spans)
 
-    def read(self, ids: "array[int]", root: bytes, known: bytes, known_tokens: int) -> Prompt:
+    def read(
+        self, ids: "array[int]", root: bytes, known: bytes, known_tokens: int
+    ) -> ReceivedPrompt:
         """Return a prompt whose first ids are those of known spans, and keep its further spans.
 
         Args:
@@ -65,7 +67,7 @@ class PromptSpans:
             ids = whole
         hashes = block_hashes(ids, root, len(ids) // BLOCK_TOKENS, hashes)
         self._keep(ids, root, hashes)
-        return Prompt(ids, hashes)
+        return ReceivedPrompt(ids, hashes)
 
     def _chain(self, root: bytes, known: bytes, known_tokens: int) -> list[_Span]:
         """Return the spans up to the known one, in order."""
