@@ -235,10 +235,9 @@ class Hub:
         now = self._loop.time()
         has_news = self.core.on_frame(replica_id, epoch, frame, now)
         self._frames += 1
-        core = self.core
-        if self._is_tick_soon or not (has_news or core.has_decisions or core.is_sign_due(now)):
+        if self._is_tick_soon or not (has_news or self.core.has_decisions):
             return has_news
-        if now - self._ticked_at >= PASS_S or core.has_decisions:
+        if now - self._ticked_at >= PASS_S or self.core.has_decisions:
             self._tick_soon()
         else:
             self._arm(self._ticked_at + PASS_S, now)

@@ -36,7 +36,7 @@ class Settings(ServiceSettings):
             interrupted requests get three figures without an explanation, at the same rate.
         plans_adapters: Whether replicas load adapters ahead of their requests, by demand.
         silence_s: Seconds without a frame after which a replica is lost. Busy engines send a frame
-            with every step, and idle engines send one every 0.24 s.
+            with every step, and idle engines send one every 0.2 s.
         drain_s: Longest wait for running requests after SIGTERM, in seconds.
     """
 

@@ -11,7 +11,7 @@ from sluice.detector.consensus import Text
 from sluice.errors import ErrorCode, FailedError
 from sluice.wire.engine.v1 import engine_pb2 as engine
 
-HEARTBEAT_S = 0.24
+HEARTBEAT_S = 0.2
 ORPHAN_GRACE_S = 1.0
 PROBE_PROMPT = list(range(1, 13))
 PROBE_TOKENS = 8

@@ -31,7 +31,7 @@ from sluice.wire.engine.v1 import engine_pb2 as wire
 
 log = structlog.get_logger(__name__)
 
-HEARTBEAT_S = 0.24  # seconds between frames to an idle router, which expects a frame every 0.25 s
+HEARTBEAT_S = 0.2  # seconds between frames to an idle router, which expects a frame every 0.25 s
 # Seconds that a router whose stream broke has to attach again, before its sequences are cancelled.
 # A router starts to retry at once and retries for 0.3 s. The time is short because sequences
 # without a router occupy slots for which other sequences may be waiting.

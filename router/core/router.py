@@ -39,9 +39,6 @@ from sluice.wire.engine.v1 import engine_pb2 as engine
 from sluice.wire.router.v1 import router_pb2 as wire
 
 SIGN_OF_LIFE_S = 0.25  # longest silence to a gateway, which treats 0.9 s of silence as a freeze
-# Age of the last sign of life at which any tick sends the next one. It is less than the time of an
-# idle engine between two frames, so that a router without requests wakes up once for both.
-_SIGN_DUE_S = 0.2
 
 
 class RouterCore:
@@ -300,7 +297,6 @@ class RouterCore:
 
         The actions include the results of all events since the last tick.
         """
-        is_sign_of_life = self.is_sign_due(now)
         actions = Actions()
         self.lifecycle.expire(now)
         for book in self.engine_news.rested(now):
@@ -313,6 +309,7 @@ class RouterCore:
                 self.dispatcher.bind(cell, actions, now)
         if not self.handovers.is_idle:
             self._hand_over(actions, now)
+        is_sign_of_life = now - self._alive_at >= SIGN_OF_LIFE_S
         if is_sign_of_life:
             self._alive_at = now
             actions.is_sign_of_life = True
@@ -330,10 +327,6 @@ class RouterCore:
                 actions.batches.append((gateway.key, gateway.batch))
                 gateway.batch = GatewayBatch()
         return actions
-
-    def is_sign_due(self, now: float) -> bool:
-        """Return whether the next tick sends a sign of life to every gateway."""
-        return now - self._alive_at >= _SIGN_DUE_S
 
     @property
     def has_decisions(self) -> bool:

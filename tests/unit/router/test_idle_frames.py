@@ -57,17 +57,3 @@ def test_an_idle_engine_accepts_requests_after_a_resume(bench) -> None:
     frame = engine.StepFrame()
     assert world.core.on_frame(NAME, 2, frame, world.now)
     assert world.dispatch(world.submit()).replica_id == NAME
-
-
-def test_a_sign_of_life_leaves_with_the_frame_before_its_time(bench) -> None:
-    world = bench(replicas=1)
-    heard(world)
-    world.now += 10.0
-    assert world.core.tick(world.now).is_sign_of_life
-    world.now += 0.1
-    assert not world.core.is_sign_due(world.now)
-    assert not world.core.tick(world.now).is_sign_of_life
-    world.now += 0.14  # between two frames of an idle engine
-    assert world.core.is_sign_due(world.now)
-    assert world.core.tick(world.now).is_sign_of_life
-    assert world.core.next_tick_at(world.now) <= world.now + 0.25, "frames may stay away"
