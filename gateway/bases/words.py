@@ -1,4 +1,4 @@
-"""Tokenizes ASCII texts word by word, in a fifth of the time of the tokenizer's own library.
+"""Tokenizes ASCII texts word by word, faster than the tokenizer's own library if words are known.
 
 Most of the library's time is spent on finding words by a regular expression for Unicode. In an
 ASCII text, Python's `re` finds the same words with a translated expression. The ids of usual words
