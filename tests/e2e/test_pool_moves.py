@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 import structlog
 
+from sluice.deadlines import DEADLINE_MS_MAX
 from tests.e2e.conftest import Stack
 
 log = structlog.get_logger(__name__)
@@ -98,7 +99,7 @@ async def test_requests_that_wait_are_answered_by_the_pool_that_wakes(
     stack: Stack, pools: TwoPools
 ) -> None:
     await _until("one pool serves, and the other sleeps", pools.rests)
-    key = stack.new_key("mover", tier={"priority": 5, "ttft_deadline_ms": 60_000})
+    key = stack.new_key("mover", tier={"priority": 5, "ttft_deadline_ms": DEADLINE_MS_MAX})
     client = openai.AsyncOpenAI(
         base_url=stack.base_url, api_key=key, max_retries=0, timeout=PATIENCE_S
     )
