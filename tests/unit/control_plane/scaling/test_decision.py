@@ -1,4 +1,4 @@
-"""What a decision says about itself."""
+"""Tests the warning of a decision that is old."""
 
 from control_plane.scaling.decision import age_warnings
 
