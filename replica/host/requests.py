@@ -19,7 +19,7 @@ from replica.engine.types import (
 )
 from replica.host.received_spans import ReceivedPrompt, ReceivedSpans
 from sluice.errors import ErrorCode
-from sluice.hashing import cache_root
+from sluice.hashing import HASH_BYTES, cache_root
 from sluice.token_ids import ID_BYTES, unpacked_ids
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
@@ -55,11 +55,7 @@ def decode_sequence(
         RefusedError: With INVALID_REQUEST and a text that names the correction.
         UnknownSpanError: The engine lacks a span that the message names.
     """
-    root = message.cache_root
-    # Without another root than the base's, the adapter's blocks would have the hashes of the base's
-    # blocks, and their contents would be confused.
-    if not root and message.adapter_digest:
-        root = cache_root(base_digest, message.adapter_digest, b"")
+    root = decode_root(message.cache_root, base_digest, message.adapter_digest)
     forks = tuple(
         Fork(key, fork.seed if fork.HasField("seed") else entropy())
         for key, fork in zip(keys[1:], message.forks, strict=True)
@@ -86,6 +82,23 @@ def decode_sequence(
         prediction=tuple(message.prediction),
         trace=_trace(message),
     )
+
+
+def decode_root(root: bytes, base_digest: str, adapter_digest: str) -> bytes:
+    """Return the root that a message names for its chain of block hashes, or the adapter's root.
+
+    Without another root than the base's, the adapter's blocks would have the hashes of the base's
+    blocks, and their contents would be confused.
+
+    Raises:
+        RefusedError: With INVALID_REQUEST if the root is longer than a root can be.
+    """
+    if len(root) > HASH_BYTES:
+        text = f"cache_root has {len(root)} bytes; send {HASH_BYTES}, or none"
+        raise RefusedError(ErrorCode.INVALID_REQUEST, text)
+    if not root and adapter_digest:
+        return cache_root(base_digest, adapter_digest, b"")
+    return root
 
 
 def prompt_tokens(message: wire.Sequence) -> int:

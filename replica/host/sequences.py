@@ -30,13 +30,13 @@ from replica.host.attachments import (
     Reply,
     finished_message,
     refusal,
+    refused_frame,
 )
 from replica.host.counters import HostCounters
 from replica.host.frames import encode_prompt_logprobs, fill_logprobs, micros
 from replica.host.received_spans import ReceivedSpans, UnknownSpanError
-from replica.host.requests import decode_sequence, prompt_tokens
+from replica.host.requests import decode_root, decode_sequence, prompt_tokens
 from sluice.errors import ErrorCode
-from sluice.hashing import cache_root
 from sluice.wire.engine.v1 import engine_pb2 as wire
 
 # Bytes of a sequence's message without its prompt. A grammar has up to 64 KiB, and all other fields
@@ -97,11 +97,11 @@ class SequenceBook:
     def probe(self, message: wire.Probe, reply: Reply, now_s: float) -> None:
         """Load the adapter of a canary inference, and then start the inference."""
         tells = message.wants_logprobs and self._driver.capabilities.logprobs_max > 0
-        root = message.cache_root
-        # Without another root than the base's, the adapter's blocks would have the hashes of the
-        # base's blocks, and their contents would be confused.
-        if not root and message.adapter_digest:
-            root = cache_root(self._base_digest, message.adapter_digest, b"")
+        try:
+            root = decode_root(message.cache_root, self._base_digest, message.adapter_digest)
+        except RefusedError as error:
+            reply(refused_frame(error))
+            return
         request = SequenceRequest(
             key=next(self._keys),
             prompt=list(message.prompt),

@@ -168,6 +168,12 @@ def test_an_incomplete_id_is_refused_with_the_size_of_an_id() -> None:
     assert (error.value.code, error.value.param) == (ErrorCode.INVALID_REQUEST, "prompt")
 
 
+def test_a_root_longer_than_a_root_can_be_is_refused_with_its_size() -> None:
+    with pytest.raises(RefusedError, match="cache_root has 100 bytes; send 16") as error:
+        decode(wire.Sequence(prompt=[1] * 32, cache_root=b"x" * 100))
+    assert error.value.code is ErrorCode.INVALID_REQUEST
+
+
 def test_hashes_are_cut_apart_or_refused() -> None:
     assert decode_hashes(b"a" * 16 + b"b" * 16, 16, 2) == [b"a" * 16, b"b" * 16]
     for data in (b"a" * 17, b"a" * 48):

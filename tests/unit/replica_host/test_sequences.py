@@ -159,6 +159,15 @@ def test_a_probe_may_name_an_adapter_and_a_cache_and_want_logprobs(
     assert answers[2].refused.code == "adapter_not_found"
 
 
+def test_a_probe_with_a_root_longer_than_a_root_can_be_is_refused(make_bench) -> None:
+    bench = make_bench()
+    answers: list[wire.HostFrame] = []
+    message = wire.Probe(prompt=[1], tokens=3, cache_root=b"x" * 100)
+    bench.core.sequences.probe(message, answers.append, bench.now_s)
+    assert [answer.refused.code for answer in answers] == ["invalid_request"]
+    assert not len(bench.core.sequences)
+
+
 def test_an_engine_without_logprobs_answers_probes_without(make_bench) -> None:
     bench = make_bench(logprobs_max=0)
     answers: list[wire.HostFrame] = []
