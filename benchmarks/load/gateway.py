@@ -22,7 +22,7 @@ import httpx
 import psutil
 
 from benchmarks.load.jitter import added
-from benchmarks.load.long_prompts import KINDS, sent
+from benchmarks.load.long_prompts import KINDS, OwnEngine, sent
 from benchmarks.load.parked import churned, parked, running_site
 from benchmarks.load.replica import Attached, prompt
 from benchmarks.load.sse_client import (
@@ -35,7 +35,7 @@ from benchmarks.load.sse_client import (
 from benchmarks.load.stack import BenchmarkStack, started
 from benchmarks.load.straight import replica_of, straight_arrivals
 from benchmarks.results import write_result
-from cli.stack.home import Home
+from cli.stack.home import Home, stored_secret
 from cli.stack.ports import read_ports
 from sluice.kserve import HostStream
 
@@ -213,7 +213,8 @@ def measure_prompts(stack: BenchmarkStack) -> dict[str, Any]:
         cost_context_token_s="0",
     )
     replica = asyncio.run(replica_of(stack))
-    engine = replica["grpc_address"], replica["triton_model"]
+    secret = stored_secret(Home(stack.home))
+    engine = OwnEngine(replica["grpc_address"], replica["triton_model"], secret)
     short = replace(stack.load(8, 400), max_tokens=20)
     asyncio.run(run_load(replace(short, requests=50)))
     ttft_s: dict[str, list[list[float]]] = {}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from tokenizers import Tokenizer
@@ -21,7 +21,9 @@ from tokenizers import Tokenizer
 from benchmarks.engine_alone import SHIPPED_BASE, prompt
 from benchmarks.load.replica import Attached
 from benchmarks.load.sse_client import StreamLoad
+from sluice import shared_secret
 from sluice.kserve import HostStream
+from sluice.shared_secret import SharedSecret
 
 _BYTES = 220_000
 _SENTENCE = "The river ran past the mill and the gate was shut. "
@@ -31,14 +33,22 @@ _TIMEOUT_S = 30.0
 KINDS = ("gateway", "engine", "tokenizer")
 
 
+class OwnEngine(NamedTuple):
+    """An engine of the measured stack: address and model of its Triton, and the stack's secret."""
+
+    address: str
+    model: str
+    secret: str
+
+
 @contextmanager
-def sent(kind: str, load: StreamLoad, engine: tuple[str, str]) -> Generator[list[float]]:
+def sent(kind: str, load: StreamLoad, engine: OwnEngine) -> Generator[list[float]]:
     """Send prompts while the block runs. At the end the list has each prompt's time in ms.
 
     Args:
         kind: One of `KINDS`.
         load: Load of the other clients, which has the gateway's address.
-        engine: Address and model of the Triton.
+        engine: The engine that receives the prompts of the kind `engine`.
 
     Raises:
         RuntimeError: An answer was refused, or the process failed.
@@ -62,7 +72,7 @@ def sent(kind: str, load: StreamLoad, engine: tuple[str, str]) -> Generator[list
 
 
 def _run(
-    kind: str, load: StreamLoad, engine: tuple[str, str], begun: Event, ended: Event, found: Any
+    kind: str, load: StreamLoad, engine: OwnEngine, begun: Event, ended: Event, found: Any
 ) -> None:
     if kind == "engine":
         took_s = asyncio.run(_to_engine(engine, begun, ended))
@@ -127,11 +137,12 @@ def _in_threads(work: Callable[[int], object], begun: Event, ended: Event) -> li
     return took_s
 
 
-async def _to_engine(engine: tuple[str, str], begun: Event, ended: Event) -> list[float]:
+async def _to_engine(engine: OwnEngine, begun: Event, ended: Event) -> list[float]:
     tokenizer = Tokenizer.from_file(str(SHIPPED_BASE / "tokenizer.json"))
     tokens = len(tokenizer.encode_batch_fast(_texts()[:1])[0].ids)
     took_s: list[float] = []
-    async with HostStream(*engine, silence_s=_TIMEOUT_S) as stream:
+    shared_secret.install(SharedSecret([engine.secret]))  # this is a process of its own
+    async with HostStream(engine.address, engine.model, silence_s=_TIMEOUT_S) as stream:
         await stream.open(timeout_s=_TIMEOUT_S)
         attached = Attached(stream)
         await attached.attach()

@@ -24,7 +24,7 @@ from benchmarks.load.sse_client import cpu_seconds
 from benchmarks.load.stack import BenchmarkStack, started
 from benchmarks.results import write_result
 
-_ROUNDS, _REQUESTS, _CLIENTS, _DOCUMENTS = 5, 8, 4, 4
+_ROUNDS, _REQUESTS, _CLIENTS, _DOCUMENTS = 5, 40, 4, 4
 _WORDS_MIN, _WORDS_MAX = 33_000, 64_000  # 50,000 to 100,000 tokens of the shipped tokenizer
 _ANSWER_TOKENS = 2
 _LIMIT_S = 60.0
