@@ -250,9 +250,19 @@ _ROUTING = (
         ),
     ),
     FigureRow(
-        "placing a request among 64 replicas",
+        "placing a request among 64 replicas, plain Python",
         "router_core",
         lambda it: texts.per_request(it, 64),
+    ),
+    FigureRow(
+        "the same with the compiled core of images",
+        "router_core_compiled",
+        lambda it: texts.per_request(it, 64),
+    ),
+    FigureRow(
+        "the gateway's loop later than 5 ms beside prompts of 220 KB",
+        "gateway_prompts",
+        texts.late_looks,
     ),
     FigureRow(
         "simulated faults, 8 replicas: requests lost and doubled; longest pause of a stream when"

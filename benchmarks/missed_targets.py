@@ -60,13 +60,7 @@ MISSED = (
         "3 ms",
     ),
     FigureRow(
-        "the gateway's loop later than 5 ms beside prompts of 220 KB",
-        "gateway_prompts",
-        texts.late_looks,
-        "never",
-    ),
-    FigureRow(
-        "placing a request among 64 replicas, p99",
+        "placing a request among 64 replicas with plain Python, p99",
         "router_core",
         lambda it: texts.per_request(it, 64),
         "100 µs",

@@ -9,7 +9,8 @@ blocks of this prompt is a separate figure. "tick_*" is the part of "request" th
 and replica, and updates the counts. One operation of "token" parses a HostFrame, calls `on_frame`
 and `tick`, and builds and serializes the messages to gateways. Its time is divided by the number of
 tokens in the frame, and 64 replicas send frames in turn. All figures are CPU time of one core. Not
-measured: gRPC, sockets, the parsing of submits. Run: `python -m benchmarks.micro.router_core`.
+measured: gRPC, sockets, the parsing of submits. If the core is compiled, the result is
+`router_core_compiled`. Run: `python -m benchmarks.micro.router_core`.
 """
 
 import gc
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.results import write_result
 from router import wire as convert
+from router.core import router
 from router.core.router import RouterCore
 from router.core.types.actions import Actions
 from router.core.types.config import CoreConfig
@@ -219,7 +221,9 @@ def main() -> None:
         " hashes, and of these the tick alone; long: the same with 55,000 tokens; per_token: one"
         " frame from bytes to the gateways' bytes. CPU time of one core; no gRPC, no sockets."
     )
-    path = write_result("router_core", operation, figures)
+    is_compiled = not str(router.__file__).endswith(".py")
+    name = "router_core_compiled" if is_compiled else "router_core"
+    path = write_result(name, operation, figures)
     for row in (*requests, long, *tokens):
         print(row)
     print(path)
