@@ -106,7 +106,8 @@ docs: setup ## Write docs/config.md, docs/metrics.md and the tables of docs/over
 	@$(BIN)/python -m benchmarks.page
 
 sbom: setup ## Bills of materials (CycloneDX) of the images and of the wheel, which is built for it, into build/sbom; signed with SIGN_KEY=FILE
-	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir build/sbom .
+	@rm -f build/sbom/sluice-*.whl
+	@HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir build/sbom .
 	@$(BIN)/python deploy/sbom.py build/sbom --wheel build/sbom/sluice-*.whl $(if $(SIGN_KEY),--sign $(SIGN_KEY))
 
 train-default: ## Train the default model and its adapters anew into build/ (about two hours of one core)

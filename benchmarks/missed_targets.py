@@ -47,8 +47,8 @@ MISSED = (
         "3 µs",
     ),
     FigureRow(
-        "CPU of a router without requests, some 12 messages of heartbeats and pings a second, in"
-        " percent of a core",
+        "CPU of a router without requests, in percent of a core: some 12 signs of life a second, of"
+        " an engine, to a gateway and to the control plane",
         "idle",
         lambda it: texts.idle(it, "router"),
         "0.5 %",

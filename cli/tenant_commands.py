@@ -55,7 +55,7 @@ RetentionHours = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Days until stored responses, conversations and chats expire; 0: the platform's.",
+        help="Hours until stored responses, conversations and chats expire; 0: the platform's.",
     ),
 ]
 

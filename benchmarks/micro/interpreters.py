@@ -6,7 +6,7 @@ Valkey. It serves 100 concurrent streams, and a scripted router sends a token to
 20 ms. The gateways take turns with the same load. The medians of the rounds are the figures to
 read. `of_first` divides them by the figures of the first interpreter. Not measured: the router,
 engines, and client. The first interpreter is the one that runs the benchmark. The others are
-arguments, each with its packages, for example of `requirements/sluice-edge.lock`.
+arguments, each with its packages, for example of `requirements/dev.lock`.
 Run: `python -m benchmarks.micro.interpreters [PATH/python3.13] [PATH/python3.14] ...`.
 """
 

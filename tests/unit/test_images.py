@@ -7,9 +7,13 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from replica.agent.triton import _PROTOCOLS
 
@@ -21,6 +25,7 @@ SLUICE = ROOT / "deploy" / "images" / "sluice.Dockerfile"
 OURS = [path for path in RECIPES if path != ENGINE]
 # The others stand on an image of their vendor, whose packages stay as they are.
 LOCKED = [path for path in OURS if path.name != "replica-gpu.Dockerfile"]
+SERVICES = ("gateway", "router", "control-plane", "telemetry")  # run on any supported Python
 
 
 def instructions(path: Path) -> list[tuple[str, str]]:
@@ -130,6 +135,29 @@ def test_lock_files_of_images_agree_with_the_one_that_tests_run_with(path: Path)
         assert own.items() <= tested.items()
 
 
+@pytest.mark.parametrize("minor", range(11, 15))
+def test_the_lock_file_of_tests_has_the_packages_of_services_for_each_python(minor: int) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    python = f"3.{minor}"
+    assert f"Programming Language :: Python :: {python}" in project["classifiers"]
+    assert SpecifierSet(project["requires-python"]).contains(f"{python}.0")
+    found = pins(REQUIREMENTS / "dev.lock", python)
+    extras = [project["optional-dependencies"][it] for it in SERVICES]
+    for asked in map(Requirement, chain(project["dependencies"], *extras)):
+        assert asked.specifier.contains(found[canonicalize_name(asked.name)]), asked
+    # Triton's stub needs numpy 1, which has no wheels for newer versions of Python.
+    assert found["numpy"].startswith("1." if minor < 13 else "2.")
+    assert ("nvidia-pytriton" in found) == (minor < 13)
+
+
+def test_images_and_the_released_wheel_have_compiled_cores() -> None:
+    for path in LOCKED:
+        assert ("ENV", "HATCH_BUILD_HOOKS_ENABLE=1") in chain(*stages(path)), path
+    _, _, recipe = (ROOT / "Makefile").read_text().partition("\nsbom: ")
+    (wheel,) = [line for line in recipe.partition("\n\n")[0].splitlines() if "pip wheel" in line]
+    assert "HATCH_BUILD_HOOKS_ENABLE=1" in wheel
+
+
 def own_locks(path: Path) -> list[Path]:
     """Return the lock files of the images that are made by a recipe."""
     copied = [
@@ -142,8 +170,15 @@ def own_locks(path: Path) -> list[Path]:
     return [ROOT / source for source in copied]
 
 
-def pins(lock: Path) -> dict[str, str]:
-    return dict(re.findall(r"^([a-z0-9-]+)==([^ ;\\]+)", lock.read_text(), re.MULTILINE))
+def pins(lock: Path, python: str = "3.11") -> dict[str, str]:
+    """Return the versions that a lock file pins for a version of Python, here that of images."""
+    version = {"python_version": python, "python_full_version": f"{python}.0"}
+    lines = [line for line in lock.read_text().splitlines() if line[:1].isalnum()]
+    asked = [Requirement(line.removesuffix("\\")) for line in lines]
+    held = [it for it in asked if it.marker is None or it.marker.evaluate(version)]
+    found = {it.name: str(it.specifier).removeprefix("==") for it in held}
+    assert len(found) == len(held)
+    return found
 
 
 def left_out() -> list[str]:

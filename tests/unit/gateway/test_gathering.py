@@ -154,3 +154,17 @@ async def test_a_cut_stream_sends_its_gathered_tokens() -> None:
     unsent = generation.stop_writing()
     assert _summed(_events(unframed(transport.written) + unsent))[1] == "so far"
     assert generation.stop_writing() == b""
+
+
+async def test_metrics_have_the_engine_s_times_while_a_stream_gathers() -> None:
+    generation, transport = _generation(PAUSE_S), Writes()
+    generation.write_every(60.0)
+    generation.go_live(transport, is_chunked=True)
+    for number, token in enumerate(TOKENIZER.encode(ANSWER, add_special_tokens=False).ids):
+        generation.push_one(token, 1.0 + number * 0.25)
+    assert generation.itl_max_s == 0.25
+    (family,) = generation._itl.collect()
+    total = next(it.value for it in family.samples if it.name.endswith("_sum"))
+    assert total == 0.25 * (len(generation.emitted) - 1)
+    assert not transport.written
+    generation.stop_writing()
