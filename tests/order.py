@@ -23,6 +23,7 @@ SECONDS: Mapping[str, int] = {
     "tests/integration/gateway/test_processes.py": 120,
     "tests/integration/test_telemetry_service.py": 70,
     "tests/integration/gateway/test_workers.py": 80,
+    "tests/integration/gateway/test_http2_behaviour.py": 60,
     "tests/integration/test_compiled_core.py": 240,
 }
 

@@ -29,6 +29,7 @@ _TWO = frozenset(
         "tests/integration/gateway/test_churn.py",
         "tests/integration/gateway/test_embedding_faults.py",
         "tests/integration/gateway/test_failover.py",
+        "tests/integration/gateway/test_http2_behaviour.py",
         "tests/integration/gateway/test_limits_shared.py",
         "tests/integration/gateway/test_processes.py",
         "tests/integration/gateway/test_saturation.py",
