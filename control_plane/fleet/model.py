@@ -202,8 +202,8 @@ def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
     replicas only decode, spread evenly over the cells. A replica keeps its role as long as the pool
     has this role, and later replicas fill vacant roles. While replicas are missing, both roles have
     fewer replicas. No role then has all replicas, because each request needs prefill and decode.
-    If all ready replicas of a cell would only prefill, the first of them does both. A replica that
-    sleeps has no role until it is woken.
+    If all ready replicas of a cell only prefill, the first of them fills another vacant role, or
+    does both. A replica that sleeps has no role until it is woken.
     """
     counted: dict[str, list[Replica]] = {}
     ordered = sorted(replicas, key=lambda replica: replica.id)
@@ -216,8 +216,10 @@ def assign_roles(pools: Iterable[Pool], replicas: Iterable[Replica]) -> dict[str
         configured = {"prefill": pool.prefill, "decode": pool.decode}
         having: dict[str, list[Replica]] = {role: [] for role in configured}
         waiting: dict[str, deque[Replica]] = {}  # replicas without a role, by cell
+        lone = _lone_prefills(own, {replica.id: replica.role for replica in own})
         for replica in own:
-            if len(having.get(replica.role, ())) < configured.get(replica.role, 0):
+            is_kept = len(having.get(replica.role, ())) < configured.get(replica.role, 0)
+            if is_kept and replica.id not in lone:
                 having[replica.role].append(replica)
             else:
                 waiting.setdefault(replica.cell_id, deque()).append(replica)

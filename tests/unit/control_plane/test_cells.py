@@ -239,6 +239,7 @@ def test_roles_are_assigned_once_and_leave_a_replica_for_the_other_half(
         replace(
             r,
             role=data.draw(st.sampled_from(["", "prefill", "decode"])),
+            state=data.draw(st.sampled_from([ReplicaState.STARTING, ReplicaState.READY])),
             is_draining=data.draw(st.booleans()),
         )
         for r in _fresh(number, cells)
@@ -309,3 +310,13 @@ def test_the_only_ready_replica_does_both_until_another_one_decodes() -> None:
     assert assign_roles([pool], elsewhere) == {}, "a replica of another cell does not help"
     served = [replace(r, state=ready) for r in alone]
     assert assign_roles([pool], served) == {"prefill": "prefill"}
+
+
+def test_a_missing_decode_replica_is_replaced_by_one_of_the_prefill_replicas_at_once() -> None:
+    pool = Pool("p", "sim", 4, 0, prefill=2, decode=2)
+    replicas = [
+        Replica(f"r{n}", "p", "p-0", "n0", state=ReplicaState.READY, role="prefill")
+        for n in range(2)
+    ]
+    assert assign_roles([pool], replicas) == {"r0": "decode"}
+    assert assign_roles([pool], _roles(pool, replicas)) == {}
