@@ -12,6 +12,8 @@ class WorkMeter:
     """Sums of a cell's demand since the router began its record of the cell. Pure.
 
     The sums include requests that were refused for lack of capacity, because these are demand, too.
+    They exclude later attempts, for example of a request that moves here from another pool, because
+    its first attempt is demand already.
 
     Attributes:
         tiers: Sums by priority of the tier.
@@ -28,21 +30,23 @@ class WorkMeter:
         self._seen = 0
 
     def came(self, request: Request, *, is_refused: bool) -> None:
-        """Add a request, with its predicted tokens, to the sums of its tier.
+        """Add a new request, with its predicted tokens, to the sums of its tier.
 
         Args:
             request: The request, whose `priority` is the tier's priority times `CLASSES` plus the
                 class within the tier.
             is_refused: Whether the request was refused for lack of capacity.
         """
+        self._seen += 1
+        weight = max(_SMOOTHING, 1 / self._seen)
+        self.prompt_mean += weight * (request.prompt_tokens - self.prompt_mean)
+        if request.is_again:
+            return
         tier = self._tier(request.priority // CLASSES)
         tier.requests += 1
         tier.prompt_tokens += request.uncached_tokens
         tier.output_tokens += request.output_expected
         tier.refused += is_refused
-        self._seen += 1
-        weight = max(_SMOOTHING, 1 / self._seen)
-        self.prompt_mean += weight * (request.prompt_tokens - self.prompt_mean)
 
     def turned_away(
         self, priority: int, requests: int, prompt_tokens: float, output_tokens: float

@@ -177,6 +177,11 @@ class Request:
         submit = self.payload
         return submit is not None and (submit.resumed_tokens > 0 or submit.is_begun)
 
+    @property
+    def is_again(self) -> bool:
+        """Whether the gateway has submitted the request before, to this or to another pool."""
+        return self.payload is not None and self.payload.attempt > 0
+
 
 _NO_GATEWAY = ConnectedGateway(0)  # placeholder until a request is submitted
 

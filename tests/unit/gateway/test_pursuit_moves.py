@@ -99,6 +99,7 @@ async def test_a_waiting_request_moves_and_is_answered_there() -> None:
     first, last = generation.attempts
     assert (first.outcome, first.reason) == ("moved", "pool far can start the request at once")
     assert last.outcome == "stop"
+    assert (first.number, last.number) == (0, 1), "by its number a later attempt is no demand"
     assert generation.spec.pool_id == "far"
 
 

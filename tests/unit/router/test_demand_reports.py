@@ -32,12 +32,17 @@ class Told:
         self.at.append(asyncio.get_running_loop().time())
         return INTERVAL_S
 
-    def submit(self) -> float:
+    def submit(self, attempt: int = 0) -> float:
         """Send a request, and return its time."""
         self.handles += 1
         prompt = [7] * 16
         message = wire.Submit(
-            handle=self.handles, cell_id=CELL, prompt=prompt, output_tokens_max=9, deadline_ms=60000
+            handle=self.handles,
+            cell_id=CELL,
+            prompt=prompt,
+            output_tokens_max=9,
+            deadline_ms=60000,
+            attempt=attempt,
         )
         self.hub.request(self.link, wire.ConnectRequest(submits=[message]))
         return asyncio.get_running_loop().time()
@@ -117,3 +122,17 @@ def test_without_sleepers_a_queue_is_reported_at_the_interval() -> None:
         await asyncio.sleep(20.0)
 
     assert len(told(script)) <= 6
+
+
+def test_a_request_that_moves_here_from_another_pool_is_no_further_demand() -> None:
+    async def script() -> None:
+        own = Told()
+        own.submit()
+        own.submit(attempt=1)
+        [report] = own.hub.work_reports()
+        [tier] = report.tiers.values()
+        assert (tier.requests, tier.prompt_tokens) == (1, 16)
+        assert report.queued == {0: (2, 32)}
+        own.hub.close()
+
+    run(script())
