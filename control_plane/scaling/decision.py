@@ -7,7 +7,7 @@ from typing import Any
 
 from control_plane.scaling.memory import Memory
 from control_plane.scaling.model import PREFILL, PoolPlan, PoolState, Shown
-from control_plane.scaling.repository import ScaledPool
+from control_plane.scaling.scaled_pool import ScaledPool
 from control_plane.scaling.work import PoolSpeed
 
 _SUMS = ("wanted", "ready", "booting", "sleepers", "demand", "expected", "base")

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane import tables
 from control_plane.scaling.model import PREFILL, PoolPlan
-from control_plane.scaling.repository import ScaledPool
+from control_plane.scaling.scaled_pool import ScaledPool
 from control_plane.scaling.tables import pool_scaling_states, pool_scalings, scaling_changes
 
 Decided = Sequence[tuple[ScaledPool, PoolPlan]]  # a pool, or both of its roles

@@ -52,8 +52,8 @@ from control_plane.scaling.moving import MoveNews, Moving, movable_pool
 from control_plane.scaling.nodes import NodesAsk
 from control_plane.scaling.plan import plan, remember
 from control_plane.scaling.prefetching import Prefetching
-from control_plane.scaling.repository import ScaledPool
 from control_plane.scaling.roles import both_served, key_of
+from control_plane.scaling.scaled_pool import ScaledPool
 from control_plane.scaling.sharing import others_of
 from control_plane.scaling.sleeping import wakes
 from control_plane.scaling.work import CELLS_MAX, PoolSpeed, checked, told_speed
