@@ -138,6 +138,7 @@ class PoolSight:
             priority.
         placed: Number of replicas on a node, in any state, without those that leave.
         leaving: Number of replicas that drain.
+        waking: Number of starting replicas that have slept.
     """
 
     reports: Sequence[CellWork]
@@ -155,6 +156,7 @@ class PoolSight:
     deferrable_s: Mapping[int, float] = field(default_factory=dict[int, float])
     placed: int = 0
     leaving: int = 0
+    waking: int = 0
 
 
 def look(
@@ -248,6 +250,8 @@ def _facts(
     later = {it: wait_s for it, wait_s in sight.deferrable_s.items() if wait_s > boot_s}
     deferred = {it: work_s for it, work_s in waiting.items() if it in later}
     busy = [priority for priority, sums in memory.came.items() if sums[0]]
+    # More replicas sleep than the last plan wants, until the fleet's loop has woken them.
+    about_to_wake = 0 if sight.sleepers is None else max(0, sight.asleep - sight.sleepers)
     facts = PoolFacts(
         sight.ready,
         sight.booting,
@@ -263,6 +267,7 @@ def _facts(
         deferred_work_s=sum(deferred.values()),
         placed=sight.placed,
         leaving=sight.leaving,
+        waking=sight.waking + about_to_wake,
     )
     objectives = [sight.objective_s[it] for it in busy if sight.objective_s.get(it)]
     return replace(facts, objective_s=min(objectives)) if objectives else facts

@@ -138,6 +138,7 @@ class PoolFacts:
         deferred_work_s: Work-seconds of deferrable work that wait.
         placed: Replicas on a node, in any state, without those that leave.
         leaving: Replicas that drain. They use the budget until they have ended.
+        waking: Replicas that have been woken and do not serve yet.
     """
 
     ready: int
@@ -156,6 +157,7 @@ class PoolFacts:
     deferred_work_s: float = 0.0
     placed: int = 0
     leaving: int = 0
+    waking: int = 0
 
     @property
     def have(self) -> int:

@@ -196,8 +196,8 @@ def _held(state: PoolState, now: float, wanted: int, reasons: list[ScalingReason
         return have
     held = max((ask for at, ask in state.asks if at > now - hold_s), default=0.0)
     if facts.has_queue:
-        # Replicas that serve a queue are kept until the queue is empty.
-        held = max(held, facts.ready)
+        # Replicas that serve a queue, or wake for it, are kept until the queue is empty.
+        held = max(held, facts.ready + facts.waking)
     if state.others and now - state.woken_at < hold_s and wanted < have:
         # Gateways send requests of other pools to woken replicas only after these replicas are
         # ready, so the demand of this pool does not need them yet.

@@ -164,6 +164,7 @@ def _scaled_pool(row: Mapping[Any, Any], seen: "_PoolRows", role: str) -> Scaled
         deferrable_s=seen.deferrable_s,
         placed=seen.replicas[key, role, _PLACED],
         leaving=seen.replicas[key, role, _LEAVING],
+        waking=seen.replicas[key, role, "waking"],
     )
     kept = [row["engine"], row["engine_options"]]
     configuration = json.dumps(kept, sort_keys=True).encode()
@@ -278,6 +279,8 @@ def _kinds_of(state: int, *, sleeps: bool, is_draining: bool) -> tuple[str, ...]
         return (_PLACED,)
     if sleeps:
         return (_PLACED, "asleep" if is_up else "booting to sleep")
+    if state == ReplicaState.SLEEPING:
+        return (_PLACED, "booting", "waking")
     return (_PLACED, "ready" if state == ReplicaState.READY else "booting")
 
 

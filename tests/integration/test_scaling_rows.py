@@ -54,6 +54,7 @@ async def _fill(connection: AsyncConnection) -> None:
     await connection.execute(insert(scaling_budgets).values(id="fleet", accelerators=20))
     rows = [
         ("scaled", ReplicaState.READY, False),
+        ("scaled", ReplicaState.SLEEPING, False),
         ("scaled", ReplicaState.FAILED, False),
         ("scaled", ReplicaState.DRAINING, True),
         ("scaled", ReplicaState.READY, True),
@@ -76,5 +77,6 @@ async def test_replicas_that_drain_use_the_budget_and_lost_ones_do_not(postgres_
         (pool,) = await database.run(lambda it: repository.scaled_pools(it, 30.0))
         left = await database.run(lambda it: repository.budget(it, ["scaled"]))
     sight = pool.sight
-    assert (sight.ready, sight.booting, sight.placed, sight.leaving) == (1, 0, 2, 2)
+    assert (sight.ready, sight.booting, sight.placed, sight.leaving) == (1, 1, 3, 2)
+    assert sight.waking == 1, "it has been told to wake"
     assert left.accelerators == 20 - 2 * (2 + 1), "two wanted by hand, and one that drains"

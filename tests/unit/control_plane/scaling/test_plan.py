@@ -416,6 +416,19 @@ def test_nothing_wakes_by_itself_where_an_operator_decides() -> None:
         assert urgent(state, 1000.0) == 0
 
 
+def test_a_sleeper_that_wakes_for_a_queue_is_kept_until_the_queue_is_empty() -> None:
+    state = _state(_settings(), 0.5)
+    state.known_since = -10_000.0
+    state.facts = PoolFacts(1, 0, 3.0, asleep=1)
+    assert urgent(state, 1000.0) == 1
+    state.facts = PoolFacts(1, 1, 3.0, planned=2, waking=1)
+    assert _plan(state, 1001.0).wanted == 2, "it does not serve yet"
+    state.facts = PoolFacts(2, 0, 3.0, planned=2)
+    assert _plan(state, 1003.0).wanted == 2
+    state.facts = PoolFacts(2, 0, 0.0, planned=2)
+    assert _plan(state, 1005.0).wanted == 1
+
+
 def _sharing(own: PoolFacts, **others: tuple[PoolFacts, float]) -> dict[str, PoolState]:
     pools = {"own": _state(_settings(most=6), 4.0)}
     pools["own"].facts = own
