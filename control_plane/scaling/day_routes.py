@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import web
-from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.access.roles import Action
@@ -15,12 +14,10 @@ from control_plane.http.resources import shown
 from control_plane.http.routes import AdminRoute
 from control_plane.scaling import repository
 from control_plane.scaling.minutes import MINUTE_S, NUMBERS, read_minutes
-from control_plane.scaling.queries import ONE, span_of
+from control_plane.scaling.queries import ONE, require_pool, span_of
 from control_plane.scaling.traffic import read_traffic
-from control_plane.tables import pools
 from control_plane.telemetry_client import FeedDownError
 from control_plane.telemetry_reader import NO_TELEMETRY, TelemetryReader
-from sluice.errors import ErrorCode, PlatformError
 
 _LIST: dict[str, Any] = {"type": "array", "items": describe.nullable(describe.NUMBER)}
 _MOMENT: dict[str, Any] = describe.TEXT | {"format": "date-time"}
@@ -67,8 +64,7 @@ class DayRoutes:
         async def work(
             connection: AsyncConnection,
         ) -> tuple[dict[str, list[float | None]], dict[str, int]]:
-            if await connection.scalar(select(pools.c.id).where(pools.c.id == key)) is None:
-                raise PlatformError(ErrorCode.NOT_FOUND, f"no pool has the id {key}")
+            await require_pool(connection, key)
             numbers = await read_minutes(connection, key, span)
             return numbers, await repository.objectives_ms(connection)
 

@@ -1,13 +1,16 @@
-"""Path, query and error that the routes of scaling have in common."""
+"""Path, query and errors that the routes of scaling have in common."""
 
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from aiohttp import web
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from control_plane.http.bodies import moment
 from control_plane.scaling.replay import REPLAY_HOURS_MAX
+from control_plane.tables import pools
 from sluice.errors import BadRequestError, ErrorCode, PlatformError
 
 ONE = "/v1/pools/{id:[^/]+}/scaling"
@@ -28,6 +31,18 @@ def bounds_of(request: web.Request) -> dict[str, Any]:
             raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param=name)
         found[name] = float(text) if name == "minute_worth" else int(text)
     return found
+
+
+def missing_pool(key: str) -> PlatformError:
+    """Return the error for a pool that does not exist."""
+    message = f"there is no pools/{key}: GET /v1/pools, or `sluice fleet pools`, lists the pools"
+    return PlatformError(ErrorCode.NOT_FOUND, message)
+
+
+async def require_pool(connection: AsyncConnection, key: str) -> None:
+    """Raise `missing_pool` if there is no pool with the id `key`."""
+    if await connection.scalar(select(pools.c.id).where(pools.c.id == key)) is None:
+        raise missing_pool(key)
 
 
 def missing_bounds(key: str) -> PlatformError:

@@ -22,7 +22,14 @@ from control_plane.http.resources import shown
 from control_plane.http.routes import AdminRoute
 from control_plane.scaling import repository
 from control_plane.scaling.bodies import ScalingReplayBody
-from control_plane.scaling.queries import ONE, PLAN_FIELDS, bounds_of, missing_bounds, span_of
+from control_plane.scaling.queries import (
+    ONE,
+    PLAN_FIELDS,
+    bounds_of,
+    missing_bounds,
+    require_pool,
+    span_of,
+)
 from control_plane.scaling.replay import (
     QUARTER_S,
     QUARTERS_MIN,
@@ -138,6 +145,7 @@ class ReplayRoutes:
         async def work(connection: AsyncConnection) -> list[Looked]:
             found = await repository.scaled_pools(connection, 2 * self._interval_s, [key])
             if not found:
+                await require_pool(connection, key)
                 raise missing_bounds(key)
             return await look_at(connection, self._interval_s, found)
 

@@ -24,7 +24,14 @@ from control_plane.http.writes import Write, WriteReply, Writes
 from control_plane.scaling import repository
 from control_plane.scaling.bodies import ScalingBody, ScalingBudgetBody, ScalingPinBody
 from control_plane.scaling.decision import age_warnings, by_pool, decision_of
-from control_plane.scaling.queries import ONE, PLAN_FIELDS, bounds_of, missing_bounds
+from control_plane.scaling.queries import (
+    ONE,
+    PLAN_FIELDS,
+    bounds_of,
+    missing_bounds,
+    missing_pool,
+    require_pool,
+)
 from control_plane.scaling.service import look_at
 from control_plane.scaling.tables import (
     actuator_asks,
@@ -35,7 +42,7 @@ from control_plane.scaling.tables import (
 )
 from control_plane.tables import pools
 from sluice.engines import ENGINES
-from sluice.errors import BadRequestError, ErrorCode, PlatformError
+from sluice.errors import BadRequestError, ErrorCode
 
 INTERVAL_S = 15.0
 _KIND = "scaling"
@@ -189,7 +196,7 @@ class ScalingRoutes:
         query = query.outerjoin(pool_scalings, pool_scalings.c.pool_id == pools.c.id)
         rows = await fetch(self._database, query.where(pools.c.id == key))
         if not rows:
-            raise _missing_pool(key)
+            raise missing_pool(key)
         if rows[0]["pool_id"] is None:
             raise missing_bounds(key)
         return shown(request, _settings(rows[0]))
@@ -201,8 +208,8 @@ class ScalingRoutes:
         async def work(connection: AsyncConnection) -> Values:
             found = await repository.scaled_pools(connection, 2 * self._interval_s, None)
             if not any(it.id == key for it in found):
-                is_there = await connection.scalar(select(pools.c.id).where(pools.c.id == key))
-                raise missing_bounds(key) if is_there else _missing_pool(key)
+                await require_pool(connection, key)
+                raise missing_bounds(key)
             pools_then = [
                 replace(it, settings=replace(it.settings, **asked), is_on=True)
                 if it.id == key
@@ -226,6 +233,8 @@ class ScalingRoutes:
                 raise BadRequestError(ErrorCode.INVALID_REQUEST, message, param="after")
             query = query.where(t.id < int(after))
         rows = await fetch(self._database, query.order_by(t.id.desc()).limit(limit + 1))
+        if not rows:
+            await self._database.run(lambda it: require_pool(it, key))
         data = [row | {"changed_at": row["changed_at"].isoformat()} for row in rows[:limit]]
         return shown(request, {"data": data, "has_more": len(rows) > limit})
 
@@ -352,15 +361,11 @@ class ScalingRoutes:
         return await self._writes.run(request, work)
 
 
-def _missing_pool(key: str) -> PlatformError:
-    return PlatformError(ErrorCode.NOT_FOUND, f"there is no pools/{key}")
-
-
 async def _locked(write: Write, key: str) -> Values | None:
     """Return the bounds of a pool, with both rows locked, or None if the pool has no bounds."""
     held = select(pools.c.id).where(pools.c.id == key).with_for_update()
     if await first(write.connection, held) is None:
-        raise _missing_pool(key)
+        raise missing_pool(key)
     query = select(pool_scalings).where(pool_scalings.c.pool_id == key).with_for_update()
     return await first(write.connection, query)
 

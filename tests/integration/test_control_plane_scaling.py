@@ -196,8 +196,10 @@ async def test_a_number_by_hand_stands_until_it_is_lifted_or_over(
         return (row["pin"], row["pin_until"], row["pinned_by"]) == (None, None, "")
 
     await eventually(is_forgotten, "a number whose time is over is shown no more")
-    for command in (["explain", "typo"], ["plan", "typo", "--dry-run"]):
-        assert "there is no pools/typo" in await sluice(*command, status=1)
+    for command in (["explain"], ["plan", "--dry-run"], ["history"], ["replay"], ["pin", "2"]):
+        text = await sluice(command[0], "typo", *command[1:], status=1)
+        assert "there is no pools/typo" in text
+        assert "sluice fleet pools" in text
     dry = json.loads(await sluice("plan", "hand", "--dry-run", "--min", "5", "--json"))
     assert dry["wanted"] == 5
     assert (await _row(plane, "hand"))["wanted"] == 1

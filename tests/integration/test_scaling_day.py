@@ -232,7 +232,7 @@ async def test_the_minutes_of_a_pool_are_shown_with_and_without_telemetry(
 
     for wrong in ({"from": TODAY.isoformat(), "to": DAY.isoformat()}, {"from": "2020-01-01"}):
         assert (await plane.admin.get(path, params=wrong)).status_code == 400
-    assert "no pool has the id" in await sluice("day", "daze", status=1)
+    assert "there is no pools/daze" in await sluice("day", "daze", status=1)
     await sluice("day", "day", "--day", "yesterday", status=2)
     await sluice("day", "day", "--plot", "day.bmp", status=2)
 
