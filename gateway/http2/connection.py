@@ -20,7 +20,7 @@ from h2.events import (
 )
 from h2.exceptions import ProtocolError
 
-from gateway.http2.flood import REFUSED, FloodMeter
+from gateway.http2.flood import REFUSED, TOO_LARGE, FloodMeter
 from gateway.http2.frames import ANY_STREAM, FrameScanner, goaway
 from gateway.http2.heads import request_message, response_fields
 from gateway.http2.outflow import Http2Outflow
@@ -71,9 +71,11 @@ class Http2Connection(asyncio.Protocol):
         if self._is_closed:
             return
         if flaw := self._meter.charge(self._scanner.heads(data), self._loop.time()):
-            self._server.floods += 1
+            is_flood = flaw != TOO_LARGE
+            self._server.floods += is_flood
             log.warning("connection_cut", because=flaw)
-            self.end(ErrorCodes.ENHANCE_YOUR_CALM, flaw)
+            code = ErrorCodes.ENHANCE_YOUR_CALM if is_flood else ErrorCodes.FRAME_SIZE_ERROR
+            self.end(code, flaw)
             return
         try:
             events = self._state.receive_data(data)

@@ -12,6 +12,7 @@ from gateway.http2.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
+    FRAME_BYTES_MAX,
     HEADERS,
     RST_STREAM,
     SETTINGS,
@@ -27,6 +28,8 @@ _SETTING_BYTES = 6
 _SETTINGS_PER_FRAME = 8  # settings that cost as much as one frame
 # Size in bytes below which a DATA frame is charged. Frames of a normal body are larger.
 SMALL_BYTES = 512
+# Flaw of a frame beyond the size that the server accepts. `h2` would first store the whole frame.
+TOO_LARGE = f"a frame has more than {FRAME_BYTES_MAX} bytes"
 HEAD_BYTES_MAX = 64 << 10  # Compressed bytes of one head. `h2` bounds the decompressed bytes.
 
 
@@ -62,6 +65,8 @@ class FloodMeter:
         self._at_s = now_s
         flaw = ""
         for frame in frames:
+            if frame.size > FRAME_BYTES_MAX:
+                return TOO_LARGE
             self._purse -= _cost(frame)
             if frame.kind in (HEADERS, CONTINUATION):
                 self._head_bytes += frame.size + 1

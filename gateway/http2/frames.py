@@ -41,7 +41,8 @@ class FrameScanner:
     def heads(self, data: bytes) -> Iterator[FrameHead]:
         """Yield each frame head that is complete with this data.
 
-        The caller must exhaust the iterator, because the scanner's position advances with it.
+        The scanner's position advances with the iterator, so the caller must exhaust it, or end the
+        connection.
         """
         at, end = self._left, len(data)
         if self._begun:

@@ -130,7 +130,7 @@ def test_a_head_in_many_frames_has_a_bound() -> None:
     assert meter.is_in_head
     assert not meter.charge([FrameHead(CONTINUATION, 4, 10_000)], 0.0)
     assert not meter.is_in_head
-    more = [FrameHead(HEADERS, 0, 1), FrameHead(CONTINUATION, 0, HEAD_BYTES_MAX)]
+    more = [FrameHead(HEADERS, 0, 1), *[FrameHead(CONTINUATION, 0, HEAD_BYTES_MAX // 4)] * 4]
     assert "too long" in meter.charge(more, 0.0)
 
 

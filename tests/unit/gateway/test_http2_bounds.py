@@ -8,6 +8,7 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 
 from gateway.http2.frames import (
+    FRAME_BYTES_MAX,
     PREFACE,
     data_head,
     goaway,
@@ -196,6 +197,17 @@ async def test_floods_end_their_connection(flood: bytes) -> None:
         assert len(b"".join(client.wire.writes)) < 100_000
         await asyncio.sleep(0)
         assert not client.server.open_connections
+
+
+@pytest.mark.parametrize("kind", [0, 1, 4, 77])
+async def test_a_frame_that_is_too_large_ends_its_connection_before_it_is_read(kind: int) -> None:
+    async with peer() as client:
+        client.send(frame(kind, bytes(FRAME_BYTES_MAX + 1), stream=1)[:100])
+        await asyncio.sleep(0)
+        assert client.wire.is_closed
+        await client.settle()
+        assert client.goodbyes()[-1].error_code == ErrorCodes.FRAME_SIZE_ERROR
+        assert not client.server.floods
 
 
 async def test_requests_that_are_begun_and_ended_all_the_time_end_their_connection() -> None:
