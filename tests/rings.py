@@ -25,7 +25,6 @@ _TWO = frozenset(
         "tests/integration/gateway/test_absence.py",
         "tests/integration/gateway/test_base_files.py",
         "tests/integration/gateway/test_batches.py",
-        "tests/integration/gateway/test_cells.py",
         "tests/integration/gateway/test_churn.py",
         "tests/integration/gateway/test_embedding_faults.py",
         "tests/integration/gateway/test_failover.py",

@@ -44,6 +44,15 @@ class Stack:
             timeout=60,
         )
 
+    def trace(self, request_id: str) -> dict | None:
+        """Return what `sluice trace` shows of a request; None before its event is ingested."""
+        answer = httpx.get(
+            f"{self.telemetry_url}/v1/requests/{request_id}",
+            headers={"authorization": f"Bearer {self.admin_key}"},
+            timeout=60,
+        )
+        return answer.json() if answer.status_code == 200 else None
+
     def be_patient(self) -> None:
         """Let the demo tenant's requests wait as long as others': a busy machine is no crowd."""
         # By the command line, which trusts the certificates of a stack that has some.

@@ -244,6 +244,54 @@ def test_no_token_is_lost_or_doubled(pair, what: str, how: str) -> None:
     log.info("longest_pause", what=what, how=how, pause_s=round(load.pause_s, 2))
 
 
+def test_the_loss_of_all_replicas_hangs_no_client(pair) -> None:
+    stack, _, _ = pair
+    wait_whole(stack)
+    asked = [f"alone-{os.urandom(8).hex()}" for _ in range(8)]
+
+    async def one(client: openai.AsyncOpenAI, request_id: str) -> str:
+        tokens = 0
+        try:
+            stream = await client.chat.completions.create(
+                model=MODEL,
+                messages=[{"role": "user", "content": "A story about a river and a gate."}],
+                max_tokens=400,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body={"ignore_eos": True},
+                extra_headers={"x-request-id": request_id},
+            )
+            async for chunk in stream:
+                if chunk.usage:
+                    tokens = chunk.usage.completion_tokens
+        except openai.APIError as error:
+            return f"error {error.code}"
+        return "whole" if tokens == 400 else f"cut at {tokens}"
+
+    async def run() -> list[str]:
+        client = openai.AsyncOpenAI(
+            base_url=stack.base_url, api_key=stack.api_key, max_retries=0, timeout=60
+        )
+        async with client, asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(one(client, request_id)) for request_id in asked]
+            await asyncio.sleep(1)
+            for triton in children(stack, "tritonserver"):
+                triton.kill()
+        return [call.result() for call in calls]
+
+    ends = asyncio.run(run())
+    assert all(end == "whole" or end.startswith("error ") for end in ends), ends
+    wait_whole(stack)
+    deadline = time.monotonic() + 60
+    while not all(stack.trace(request_id) for request_id in asked):
+        assert time.monotonic() < deadline, "no event of a request was ingested"
+        time.sleep(0.2)
+    traces = [stack.trace(request_id) for request_id in asked]
+    again = [it for it in traces if it["request"]["resumes"] or len(it["attempts"]) > 1]
+    assert again, "every answer was whole before the engines died"
+    assert {it["attempts"][0]["outcome"] for it in again} == {"replica_lost"}
+
+
 def _signal(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)

@@ -32,8 +32,8 @@ COMPILE_S = 600.0  # a minute and a half of a free core
 FILES = {
     "unit": ("router", "replica_engine", "replica_host"),
     "simulation": (
-        *("test_attach_cancel.py", "test_disaggregation.py", "test_overload.py"),
-        *("test_router_shell.py", "test_router_world.py", "test_sim_sluice.py"),
+        *("test_attach_cancel.py", "test_disaggregation.py", "test_faults.py"),
+        *("test_overload.py", "test_router_shell.py", "test_sim_sluice.py"),
     ),
     "contract": (
         *("test_driver_features.py", "test_drivers.py", "test_explain.py", "test_flaws.py"),

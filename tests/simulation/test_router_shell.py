@@ -183,41 +183,6 @@ def test_a_host_at_work_hears_from_us_in_time(monkeypatch: pytest.MonkeyPatch):
     assert max(gaps) < CREDIT_EVERY_S
 
 
-@pytest.mark.parametrize("how", ["kill", "freeze"])
-def test_a_lost_replica_is_noticed_in_time_and_comes_back(how: str):
-    async def scenario(setup: Setup) -> None:
-        loop = asyncio.get_running_loop()
-        setup.submit(*range(1, 41), output=400)
-        await setup.until(lambda: len(setup.tokens) >= 20)
-        broken_at_s = loop.time()
-        host = setup.hosts[0]
-        if how == "kill":
-            host.kill()
-        else:
-            host.freeze()
-        book = setup.hub.core.replicas["replica-0"]
-        await setup.until(lambda: book.limits is None)
-        assert loop.time() - broken_at_s <= (0.01 if how == "kill" else 1.2 * SILENCE_S)
-        await setup.until(lambda: len(setup.outcomes) == 40)
-        host.revive()
-        await setup.until(lambda: book.limits is not None)
-        setup.submit(*range(100, 120))
-        await setup.until(lambda: len(setup.outcomes) == 60)
-
-    setup = simulate(scenario)
-    for handle, outcome in setup.outcomes.items():
-        got = setup.tokens.get(handle, [])
-        assert got == [token_at(handle, 50 + n) for n in range(len(got))]
-        if handle >= 100:
-            assert outcome.kind == wire.OUTCOME_KIND_LENGTH
-        elif outcome.kind == wire.OUTCOME_KIND_LOST:
-            assert got
-    assert {o.kind for o in setup.outcomes.values()} == {
-        wire.OUTCOME_KIND_LENGTH,
-        wire.OUTCOME_KIND_LOST,
-    }
-
-
 @pytest.mark.parametrize("delay_s", [0.0, 0.0003, 0.004, 0.02])
 def test_a_stream_that_is_cut_while_its_host_lives_costs_nothing(delay_s: float):
     """Also when it is cut again and again, at any moment of a step, and while streams end."""
