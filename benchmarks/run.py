@@ -56,6 +56,7 @@ MODULES = {
     "churn": "benchmarks.load.churn",
     "peers": "benchmarks.load.peers",
     "routing": "benchmarks.load.routing_study",
+    "ablation": "benchmarks.load.ablation",
     "rollouts": "benchmarks.load.rollouts",
     "scores": "benchmarks.micro.scores",
     "distribution": "benchmarks.load.distribution",

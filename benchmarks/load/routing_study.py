@@ -215,20 +215,24 @@ def markdown(name: str, case: StudyCase, records: Sequence[dict[str, Any]]) -> s
     return "\n".join(lines)
 
 
+def with_part(page: str, name: str, part: str) -> str:
+    """Return a page with a new part between the two comment lines of this name."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    return f"{page.partition(begin)[0]}{begin}\n{part}\n{end}{page.partition(end)[2]}"
+
+
 def write_page(cases: dict[str, list[dict[str, Any]]]) -> None:
     """Write tables and pictures into docs/routing-study.md, between its two comment lines."""
-    begin, end = "<!-- results: begin -->", "<!-- results: end -->"
-    text = PAGE.read_text()
-    head, tail = text.partition(begin)[0], text.partition(end)[2]
     tables = "\n\n".join(markdown(name, CASES[name], rows) for name, rows in cases.items() if rows)
-    PAGE.write_text(f"{head}{begin}\n{tables}\n{end}{tail}")
+    PAGE.write_text(with_part(PAGE.read_text(), "results", tables))
     (DOCS / "images").mkdir(exist_ok=True)
     for name, rows in cases.items():
         if rows and CASES[name].has_picture:
             plots.compare(rows, DOCS / "images" / f"routing-{name}.png")
 
 
-def _names(text: str) -> list[str]:
+def names(text: str) -> list[str]:
+    """Return the names in a list that is separated by commas."""
     return [name.strip() for name in text.split(",")]
 
 
@@ -239,8 +243,8 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--cases", type=_names, default=list(CASES), help=", ".join(CASES))
-    parser.add_argument("--policies", type=_names, help="only these, where a case has them")
+    parser.add_argument("--cases", type=names, default=list(CASES), help=", ".join(CASES))
+    parser.add_argument("--policies", type=names, help="only these, where a case has them")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--page-only", action="store_true", help="write the docs page, run nothing")
     arguments = parser.parse_args()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.load import routing_study
+from benchmarks.load import ablation, routing_study
 from benchmarks.load.routing_study import AZURE, CONVERSATION, StudyCase, markdown, merge, run_case
 from sim.policies import registry
 
@@ -80,3 +80,8 @@ def test_every_case_names_policies_that_exist():
         for policy in case.policies:
             if policy not in registry.GROUPS and policy != registry.ROUTER:
                 registry.entry(policy)
+
+
+def test_the_table_of_rules_is_that_of_the_result_file():
+    table = ablation.markdown(ablation.recorded())
+    assert f"\n{table}\n" in routing_study.PAGE.read_text(), "run benchmarks.load.ablation"
