@@ -65,6 +65,14 @@ def recorded() -> dict[str, list[dict[str, Any]]]:
     return {part: known.get(part, []) for part in PARTS}
 
 
+def record(part: str, rows: list[dict[str, Any]]) -> None:
+    """Replace the records of a part in the result file, and write the table of the docs page."""
+    parts = recorded() | {part: rows}
+    operation = "one trace or workload replayed to its end, without one rule of the router's policy"
+    write_result(NAME, operation, {"parts": parts})
+    PAGE.write_text(with_part(PAGE.read_text(), NAME, markdown(parts)))
+
+
 def markdown(parts: Records) -> str:
     """Return the table for the docs, with one line per switched-off rule."""
     by_load = {(part, it["load"], it["policy"]): it for part in CASES for it in parts[part]}
@@ -90,7 +98,7 @@ def markdown(parts: Records) -> str:
 
 
 def main() -> None:
-    """Run the parts, record them, and write the table of the docs page."""
+    """Run the parts, and record each of them in the result file and on the docs page."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.load.ablation",
         description=__doc__,
@@ -105,16 +113,13 @@ def main() -> None:
     if not traces:
         print("not run: set SLUICE_TRACES to the folder that holds the traces")
         return
-    parts = recorded()
     with ProcessPoolExecutor(arguments.jobs) as executor:
         for part in arguments.parts:
             if part == FAIRNESS:
-                parts[part] = play_fairness(executor)
+                record(part, play_fairness(executor))
             else:
-                parts[part] = run_case(CASES[part], Path(traces), ablation.policies(), executor)
-    operation = "one trace or workload replayed to its end, without one rule of the router's policy"
-    write_result(NAME, operation, {"parts": parts})
-    PAGE.write_text(with_part(PAGE.read_text(), NAME, markdown(parts)))
+                policies = ablation.policies()
+                record(part, run_case(CASES[part], Path(traces), policies, executor))
 
 
 if __name__ == "__main__":
