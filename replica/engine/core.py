@@ -164,8 +164,9 @@ class ScheduledEngine:
         """Return the contents of the cached blocks among `hashes`, up to the first missing one."""
         self._check_transfer()
         pool = self._scheduler.pool
-        found = tuple(hashes[: len(pool.find(hashes))])
-        blocks = [pool.share(key) for key in found]
+        blocks = pool.find(list(hashes))
+        found = tuple(hashes[: len(blocks)])
+        pool.share(blocks)
         try:
             data = self._backend.read_blocks(blocks)
         finally:
@@ -182,7 +183,8 @@ class ScheduledEngine:
         _check_blocks(blocks, self._backend.block_layout)
         pool = self._scheduler.pool
         # Cached blocks of this chain are held first. Otherwise, the new blocks could evict them.
-        held = {key: pool.share(key) for key in blocks.hashes if pool.has(key)}
+        held = pool.find_each(blocks.hashes)
+        pool.share(list(held.values()))
         taken: dict[bytes, int] = {}
         data: list[bytes] = []
         for key, content in zip(blocks.hashes, blocks.data, strict=True):
@@ -190,16 +192,16 @@ class ScheduledEngine:
                 block = pool.take()
                 if block is None:
                     break
-                held[key] = taken[key] = block
+                taken[key] = block
                 data.append(content)
-        chain = [key for key in blocks.hashes if key in held]
+        new = list(taken.values())
         try:
-            self._backend.write_blocks(list(taken.values()), data)
-            for key, block in taken.items():
-                pool.publish(block, key)
+            self._backend.write_blocks(new, data)
+            pool.publish(new, list(taken), 0, len(new))
         finally:
-            pool.release([held[key] for key in chain])
-        return len(pool.find(blocks.hashes))
+            pool.release(new)
+            pool.release(list(held.values()))
+        return len(pool.find(list(blocks.hashes)))
 
     def sleep(self, blocks: int) -> bool:
         """Free all KV memory except for `blocks` blocks. Returns False if that is impossible.

@@ -271,7 +271,7 @@ class EngineScheduler:
             sibling.tokens = leader.tokens[:]
             sibling.blocks = leader.blocks[:full]
             sibling.capacity = full * BLOCK_TOKENS
-            self.pool.hold(sibling.blocks)
+            self.pool.share(sibling.blocks)
             if unfinished:
                 self._take(sibling)
                 plan.copies.append((leader.blocks[full], sibling.blocks[full]))
@@ -384,7 +384,7 @@ class EngineScheduler:
     def _admit(self, sequence: ScheduledSequence, cached: list[int], now_s: float) -> None:
         """Allocate all blocks of the queue's first sequence, of which the first are cached."""
         self._waiting.pop(sequence)
-        self.pool.share_all(cached)
+        self.pool.share(cached)
         sequence.blocks = cached
         sequence.computed = sequence.capacity = len(cached) * BLOCK_TOKENS
         while sequence.capacity < len(sequence.tokens):
@@ -458,12 +458,12 @@ class EngineScheduler:
         """Add the blocks that became full after the first `before` tokens to the prefix cache."""
         if not self.has_prefix_cache:
             return
-        for index in range(before // BLOCK_TOKENS, sequence.computed // BLOCK_TOKENS):
-            hashes = sequence.hashes
-            if len(hashes) == index:
-                ids = sequence.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
-                hashes += block_hashes(ids, hashes[-1] if hashes else sequence.root, 1)
-            self.pool.publish(sequence.blocks[index], hashes[index])
+        first, stop = before // BLOCK_TOKENS, sequence.computed // BLOCK_TOKENS
+        known = sequence.hashes
+        if len(known) < stop:
+            ids = sequence.tokens[len(known) * BLOCK_TOKENS : stop * BLOCK_TOKENS]
+            known += block_hashes(ids, known[-1] if known else sequence.root, stop - len(known))
+        self.pool.publish(sequence.blocks, known, first, stop)
 
     def _finish(
         self,

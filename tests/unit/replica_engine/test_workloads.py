@@ -162,7 +162,7 @@ class Run:
             for index, block in enumerate(sequence.blocks):
                 assert roots.setdefault(block, sequence.root) == sequence.root
                 is_full = (index + 1) * BLOCK_TOKENS <= sequence.computed
-                assert is_full or block not in scheduler.pool._hash_of
+                assert is_full or scheduler.pool._run_of[block] is None
             if sequence.blocks:
                 adapters.add(sequence.request.adapter_digest)
         assert adapters - {""} <= set(load.adapters_resident)
