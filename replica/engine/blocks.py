@@ -6,8 +6,9 @@ not be evicted. A *held* block is used by one or more sequences. Full blocks are
 again, so several sequences can share them. The pool has only block numbers. The driver has the KV
 values.
 
-Cached blocks are counted, found and released in *runs*, so a long cached prompt costs as much as it
-has runs. A turn of a conversation adds a run. A run is split where another prompt diverges.
+Cached blocks are found, counted and released in *runs*, so the cost of a cached prompt grows with
+its runs, not with its blocks. A turn of a conversation makes the run of the turns before longer. A
+run is split where another prompt diverges.
 """
 
 from collections import OrderedDict, deque

@@ -119,7 +119,8 @@ class PrefixIndex:
         if held is None or not len(hashes):
             return
         use = self._begin(held, now)
-        self._cover(held, distinct(hashes), use, is_report=False)
+        known = self._use_known(held, hashes, use)
+        self._cover(held, distinct(hashes[known:]), use, is_report=False)
         self._join(held, use)
         self._shrink(held)
 
@@ -221,6 +222,23 @@ class PrefixIndex:
                 self._give(held, run)
             held.use(run, use)
             start += len(run.keys)
+
+    def _use_known(self, held: HeldBlocks, hashes: Sequence[Hashable], use: Use) -> int:
+        """Record the use of the first runs of a prompt, and return the number of their blocks.
+
+        As the runs of dispatches are chains, only the first and last block of a run is compared.
+        """
+        count = 0
+        while count < len(hashes):
+            run = self._heads.get(hashes[count])
+            if run is None or run.is_loose or not run.holders & held.bit:
+                break
+            end = count + len(run.keys)
+            if end > len(hashes) or hashes[end - 1] != run.keys[-1]:
+                break
+            held.use(run, use)
+            count = end
+        return count
 
     def _make(self, keys: list[Hashable], *, is_loose: bool) -> BlockRun:
         """Return a new run without holders, to which the caller must add a holder."""

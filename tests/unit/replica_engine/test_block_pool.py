@@ -207,6 +207,19 @@ def test_chains_that_diverge_share_their_beginning() -> None:
     pool.check()
 
 
+def test_a_turn_makes_the_run_of_its_chain_longer() -> None:
+    pool, chain = pool_of_chain("abc", spare=3)
+    pool.release(chain)
+    pool.share(chain)
+    for stop in (4, 5, 6):
+        block = pool.take()
+        assert block is not None
+        chain.append(block)
+        pool.publish(chain, names_of("abcdef"), stop - 1, stop)
+    runs = dict.fromkeys(pool._run_of[block] for block in chain)
+    assert [run and run.blocks for run in runs] == [chain]
+
+
 def test_the_beginning_of_a_run_counts_as_used_with_its_end() -> None:
     pool, chain = pool_of_chain("abc", spare=1)
     other = pool.take()

@@ -276,6 +276,28 @@ def test_a_long_prompt_costs_a_few_lookups_per_different_set_of_holders() -> Non
     assert counting.looks <= 3 * 12
 
 
+def test_a_turn_of_a_long_chain_is_recorded_with_a_few_lookups_of_its_history() -> None:
+    index = an_index(2000, ["r"])
+    prompt = numbers(0, 1718)
+    for turn in range(1, 46):
+        index.dispatched("r", prompt[: 38 * turn], float(turn))
+    counting = Counting(prompt)
+    index.dispatched("r", counting, 46.0)
+    assert counting.looks <= 2 * 46
+    assert index.matches(prompt) == {"r": 1718}
+    index.check()
+
+
+def test_a_prompt_that_leaves_a_known_run_is_recorded_from_there() -> None:
+    index = an_index(2000, ["r"])
+    index.dispatched("r", numbers(0, 100), 1.0)
+    for prompt in (numbers(0, 40), [*numbers(0, 60), *numbers(500, 40)], numbers(0, 30)):
+        index.dispatched("r", prompt, 2.0)
+        index.check()
+        assert index.matches(prompt) == {"r": len(prompt)}
+    assert len(index) == 140
+
+
 def test_a_million_entries_stay_within_the_bound_and_are_found() -> None:
     names = [f"r{number}" for number in range(32)]
     index = an_index(33_000, names)
