@@ -142,7 +142,8 @@ class BaseAssets:
     threads: PromptThreads | None = None
 
     def forget_idle(self) -> None:
-        """Drop cached prompts that no request has used for an hour."""
+        """Drop cached prompts and texts that no request has used for an hour."""
+        self._encoder.forget_idle()
         self._grown.forget_idle()
         self._spans.forget_idle()
 

@@ -8,9 +8,11 @@ whether another tenant has sent the same text.
 
 import json
 import re
+import sys
+import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from threading import Lock
 from typing import Any
@@ -19,9 +21,12 @@ from tokenizers import AddedToken, Tokenizer
 
 from gateway.bases.slices import SlicingTokenizer, Steps
 
-# Maximum number of characters in the cache. One character needs two bytes with its token ids.
-_CHARACTERS_MAX = 8 << 20
-_SEGMENT_MAX = 1 << 20
+_BYTES_MAX = 16 << 20  # bytes of all cached segments, about 37,000 short ones or 8 MB of text
+_SHARE_MAX = 8  # a segment may use at most the cache's size divided by this number
+# Estimated memory of a segment in bytes, in addition to its text and its token ids. It is most of
+# what a short segment uses, for example an answer of a few words.
+_OVERHEAD_BYTES = 320
+IDLE_S = 3600.0  # seconds after which a segment that no prompt has used is dropped
 
 # Components of a tokenizer that process a segment regardless of the text before the segment.
 _INDEPENDENT = frozenset(
@@ -33,24 +38,35 @@ _INDEPENDENT = frozenset(
 
 
 class PromptEncoder:
-    """Encodes prompts of one base. Safe for concurrent threads."""
+    """Encodes prompts of one base. Safe for concurrent threads.
 
-    def __init__(self, tokenizer: Tokenizer, characters_max: int = _CHARACTERS_MAX) -> None:
+    Attributes:
+        held_bytes: Approximate bytes of all cached segments.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        bytes_max: int = _BYTES_MAX,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Start with an empty cache.
 
         Args:
             tokenizer: Tokenizer of the base. If a text can change the ids of the following text,
                 nothing is cached.
-            characters_max: Bound on the characters of all cached segments together.
+            bytes_max: Bound on the memory of all cached segments together.
+            clock: Clock for times of use, in seconds.
         """
         self._slicing = SlicingTokenizer(tokenizer)
         self._cuts = {text: array("I", (token,)) for text, token in cuts_of(tokenizer).items()}
         words = "|".join(map(re.escape, sorted(self._cuts, key=len, reverse=True)))
         self._split = re.compile(f"({words})").split
-        self._characters_max = characters_max
-        self._cache: OrderedDict[tuple[bytes, str], array[int]] = OrderedDict()
+        self._bytes_max, self._clock = bytes_max, clock
+        # Ids of segments with the times of their last use, the least recently used segment first.
+        self._cache: OrderedDict[tuple[bytes, str], tuple[array[int], float]] = OrderedDict()
         self._lock = Lock()
-        self.characters = 0
+        self.held_bytes = 0
 
     def encode(
         self, pieces: Sequence[str], owner: bytes, tokenizing: Executor | None = None
@@ -107,29 +123,46 @@ class PromptEncoder:
         """Return a text's ids, including the tokens that the tokenizer adds. Nothing is cached."""
         return self._slicing.encode_whole(text, tokenizing)
 
+    def forget_idle(self) -> None:
+        """Drop segments that no prompt has used for `IDLE_S`."""
+        with self._lock:
+            before_s = self._clock() - IDLE_S
+            while self._cache and next(iter(self._cache.values()))[1] <= before_s:
+                self._drop_oldest()
+
     def _find(self, owner: bytes, segments: Sequence[str]) -> "list[array[int] | None]":
-        cuts, kept = self._cuts, self._cache
+        cuts, kept, now_s = self._cuts, self._cache, self._clock()
         found: list[array[int] | None] = []
         with self._lock:
             for segment in segments:
                 ids = cuts.get(segment)
-                if ids is None:
-                    ids = kept.get((owner, segment))
-                    if ids is not None:
-                        kept.move_to_end((owner, segment))
+                if ids is None and (key := (owner, segment)) in kept:
+                    ids, _ = kept[key]
+                    kept[key] = ids, now_s
+                    kept.move_to_end(key)
                 found.append(ids)
         return found
 
     def _keep(self, owner: bytes, segment: str, ids: "array[int]") -> None:
-        if len(segment) > min(_SEGMENT_MAX, self._characters_max):
+        size = _size(segment, ids)
+        if size > self._bytes_max // _SHARE_MAX:
             return
         with self._lock:
             if (owner, segment) not in self._cache:
-                self.characters += len(segment)
-            self._cache[owner, segment] = ids
-            while self.characters > self._characters_max:
-                (_, oldest), _ = self._cache.popitem(last=False)
-                self.characters -= len(oldest)
+                self.held_bytes += size
+            self._cache[owner, segment] = ids, self._clock()
+            self._cache.move_to_end((owner, segment))
+            while self.held_bytes > self._bytes_max:
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        (_, segment), (ids, _) = self._cache.popitem(last=False)
+        self.held_bytes -= _size(segment, ids)
+
+
+def _size(segment: str, ids: "array[int]") -> int:
+    """Return the approximate bytes of memory that a cached segment uses."""
+    return _OVERHEAD_BYTES + sys.getsizeof(segment) + ids.itemsize * len(ids)
 
 
 def cuts_of(tokenizer: Tokenizer) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """What is kept of prompts changes how long they take, never their ids."""
 
+import gc
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from gateway.bases.encoder import PromptEncoder, cuts_of
+from gateway.bases.encoder import IDLE_S, PromptEncoder, cuts_of
 from gateway.bases.slices import finished
 
 SHIPPED = Tokenizer.from_file(str(Path(__file__).parents[3] / "model_repo/default/tokenizer.json"))
@@ -38,12 +40,12 @@ prompts = st.lists(
 )
 
 
-@given(st.lists(prompts, min_size=1, max_size=4), st.sampled_from([0, 20, 1000]))
-def test_ids_equal_the_ids_of_the_tokenizer(rounds, characters_max: int) -> None:
-    encoder = PromptEncoder(SHIPPED, characters_max)
+@given(st.lists(prompts, min_size=1, max_size=4), st.sampled_from([0, 600, 20_000]))
+def test_ids_equal_the_ids_of_the_tokenizer(rounds, bytes_max: int) -> None:
+    encoder = PromptEncoder(SHIPPED, bytes_max)
     for pieces in rounds + rounds:
         assert list(finished(encoder.encode(pieces, b"o"))) == plain(SHIPPED, pieces)
-        assert encoder.characters <= characters_max
+        assert encoder.held_bytes <= bytes_max
 
 
 class Counting:
@@ -68,6 +70,40 @@ def test_a_turn_costs_its_new_text() -> None:
     tokenizer.asked.clear()
     finished(encoder.encode([first + "hi<|im_end|>\n<|im_start|>user\nand now?<|im_end|>\n"], b"o"))
     assert tokenizer.asked == ["assistant\nhi", "user\nand now?"]
+
+
+@pytest.mark.parametrize("words", [0, 8, 200])
+def test_the_cached_segments_take_no_more_memory_than_their_bound(words: int) -> None:
+    bytes_max = 1 << 20
+    encoder = PromptEncoder(SHIPPED, bytes_max)
+    texts = [f"<|im_start|>{number} {'word ' * words}" for number in range(12_000 // (1 + words))]
+    finished(encoder.encode(["<|im_start|>warm"], b"o"))
+    gc.collect()
+    tracemalloc.start()
+    for text in texts:
+        finished(encoder.encode([text], b"o"))
+    gc.collect()
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    del texts
+    assert 0.5 * encoder.held_bytes < taken < 1.1 * bytes_max
+
+
+def test_segments_that_no_prompt_has_used_for_an_hour_are_dropped() -> None:
+    now_s = 0.0
+    encoder = PromptEncoder(SHIPPED, clock=lambda: now_s)
+    finished(encoder.encode(["<|im_start|>user\na secret<|im_end|>\nhello"], b"o"))
+    now_s = IDLE_S - 1
+    finished(encoder.encode(["<|im_end|>\nhello"], b"o"))
+    both = encoder.held_bytes
+    encoder.forget_idle()
+    assert encoder.held_bytes == both
+    now_s = IDLE_S
+    encoder.forget_idle()
+    assert 0 < encoder.held_bytes < both
+    now_s = 2 * IDLE_S
+    encoder.forget_idle()
+    assert encoder.held_bytes == 0
 
 
 def test_no_tenant_profits_from_texts_of_others() -> None:
