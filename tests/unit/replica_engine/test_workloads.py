@@ -188,7 +188,7 @@ def disturb(runs: list[Run], jobs: list[dict], kind: str, *values: int) -> None:
                 blocks = run.engine.export_blocks(hashes)
                 assert len(blocks.hashes) == len(cached)
                 taken = other.engine.import_blocks(blocks)
-                assert taken == len(other.engine.scheduler.pool.find(blocks.hashes))
+                assert taken == len(other.engine.scheduler.pool.find(list(blocks.hashes)))
             else:
                 now_s = run.engine._clock()
                 pinned = run.engine.scheduler.pool.pin(hashes, now_s + values[1], now_s)
