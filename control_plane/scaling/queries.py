@@ -35,7 +35,7 @@ def bounds_of(request: web.Request) -> dict[str, Any]:
 
 def missing_pool(key: str) -> PlatformError:
     """Return the error for a pool that does not exist."""
-    message = f"there is no pools/{key}: GET /v1/pools, or `sluice fleet pools`, lists the pools"
+    message = f"there is no pools/{key}: GET /v1/pools lists the pools"
     return PlatformError(ErrorCode.NOT_FOUND, message)
 
 
