@@ -19,7 +19,7 @@ keys = typer.Typer(help="API keys of a tenant.", no_args_is_help=True)
 
 _DURATION = re.compile(r"(\d{1,6})([smhd])")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_SHOWN = ("id", "is_disabled", "expires", *METERED_NAMES, "scopes", "models")
+_SHOWN = ("id", "is_disabled", "expires", *METERED_NAMES, "interval_ms", "scopes", "models")
 
 
 def duration_s(text: str) -> int:

@@ -169,7 +169,7 @@ def bill(root: Component, parts: Iterable[Component]) -> str:
     Raises:
         ValueError: It does not fit the schema; the message names the place.
     """
-    made = {part.bom_ref.value: part for part in parts}  # of two scopes the first counts
+    made = {part.bom_ref.value: part for part in parts}  # of two scopes the last counts
     bom = Bom(components=made.values())
     bom.metadata.component = root
     bom.metadata.timestamp = datetime.fromtimestamp(_EPOCH_S, UTC)
