@@ -13,14 +13,18 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+import psutil
+
 from benchmarks.load.stack import started
 from benchmarks.results import write_result
 from cli.stack.home import Home
 from cli.stack.state import read_state
-from sluice.procfs import cpu_s, marked_processes, program_name
+from sluice.procfs import cpu_s, marked_processes
+from sluice.profiles import EMBED
 
 REST_S = 60.0
 MEASURED_S = 60.0
+_TRITON = "tritonserver"
 
 
 def sleeps(pid: int) -> int:
@@ -47,9 +51,17 @@ def groups(home: Path) -> dict[str, list[int]]:
             group = os.getpgid(pid)
         except ProcessLookupError:
             continue
-        program = program_name(pid)
-        found[names.get(pid) or names.get(group) or f"engine {program}"].append(pid)
+        found[names.get(pid) or names.get(group) or _engine_process(pid)].append(pid)
     return found
+
+
+def _engine_process(pid: int) -> str:
+    """Return the name of a process of an engine, which is Triton or its child."""
+    process = psutil.Process(pid)
+    server = process if process.name() == _TRITON else process.parent()
+    command = " ".join(server.cmdline()) if server is not None else ""
+    kind = "embeddings" if f"={EMBED.triton_model} " in command else "chat"
+    return f"{process.name()} of {kind}"
 
 
 def measure(home: Path, for_s: float) -> dict[str, dict[str, float]]:
