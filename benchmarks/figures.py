@@ -336,6 +336,12 @@ _OPERATION = (
         lambda it: f"{texts.woken(it, 'openvino')}; {texts.woken(it, 'sim')} s",
     ),
     FigureRow(
+        "a router is saturated: until the last of three gateways refuses the lowest tier itself,"
+        " p50 / p99 of bursts",
+        "gates",
+        lambda it: f"{it['all_gateways_ms']['p50']:.0f} / {it['all_gateways_ms']['p99']:.0f} ms",
+    ),
+    FigureRow(
         "10,000 models, 50,000 tenants, 200,000 keys: a watcher's first snapshot; a change at"
         " each of 500 watchers of"
         " one control plane, p50 / p99",

@@ -63,6 +63,7 @@ MODULES = {
     "watch": "benchmarks.load.watch",
     "publish": "benchmarks.load.publish",
     "wake": "benchmarks.load.wake",
+    "gates": "benchmarks.load.gates",
 }
 
 
