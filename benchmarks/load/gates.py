@@ -1,14 +1,14 @@
 """Measures how soon all gateways refuse the lowest tier after a router was saturated.
 
-One operation is a burst of requests of the lowest tier to three gateway processes of a local stack,
-whose only replica serves 12 of these requests per second. The times begin when the router became
+One operation is a burst of requests of the lowest tier to three gateway processes of a local stack.
+The only replica serves 12 of these requests per second. The times begin when the router became
 saturated: eight requests of the tier came within a second, and at most a quarter was admitted. The
-router's own rule is applied to the outcomes of all requests that reached the router, at the times
-when clients sent them. The router decides some milliseconds later, so the figures are too high by
-these. Bursts in which gates closed before the rule was true are counted apart. A time ends when a
-client has received the first refusal of a gateway's own gate. Between two requests to a gateway are
-10 ms, which is part of the figures. Not measured: a network between gateways and router. Run:
-`python -m benchmarks.load.gates [ROUNDS]`.
+router's own rule is applied to the outcomes of the requests that reached the router. It uses the
+times when clients sent them. The router decides some milliseconds later, so the figures are too
+high by these. Bursts in which gates closed before the rule was true are counted apart. A time ends
+when a client has received the first refusal of a gateway's own gate. Between two requests to a
+gateway are 10 ms, which is part of the figures. Not measured: a network between gateways and
+router. Run: `python -m benchmarks.load.gates [ROUNDS]`.
 """
 
 import asyncio
