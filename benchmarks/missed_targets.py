@@ -85,7 +85,7 @@ MISSED = (
     ),
     FigureRow(
         "turn 50 of a chain of 60,000 tokens against turn 2: TTFT with an engine whose steps take"
-        " no time, which receives the whole prompt",
+        " no time",
         "long_chains",
         lambda it: f"{it['ttft_of_turn_2']:.2f} x",
         "1.1 x",
