@@ -39,7 +39,8 @@ OPTIONS = (("precision", "f32"), ("blocks", "512"))
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def tritons(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Triton]]:
     home = tmp_path_factory.mktemp("replicas")
-    write_random_model(home / "base")
+    # A prompt takes longer than its transfer is predicted to take, on a fast machine, too.
+    write_random_model(home / "base", changes={"intermediate_size": 8192})
     digest = import_directory(home / "base", home / "artifacts")
     spec = EngineSpec("openvino", digest, OPTIONS)
     async with running_tritons(home, dict.fromkeys(ROLES, spec)) as running:
