@@ -225,6 +225,8 @@ class ItemTurns:
         # Index of the item of each call that has no result yet, by call id.
         self._open: dict[str, int] = {}
         self._with_output: set[str] = set()
+        # Executed calls, by the ids of their approval requests.
+        self._ran: dict[str, ServerCallItem] = {}
 
     def copy(self) -> "ItemTurns":
         """Return an independent copy, to which other items can be added."""
@@ -232,17 +234,18 @@ class ItemTurns:
         made.messages = [*self.messages]
         made._turn = replace(self._turn, calls=[*self._turn.calls])
         made._open, made._with_output = dict(self._open), {*self._with_output}
+        made._ran = dict(self._ran)
         return made
 
     def take(self, items: Sequence[InputItem], start: int) -> None:
         """Add items, with indices from `start` on. Items of earlier turns have negative indices."""
-        ran = {
+        self._ran |= {
             it.approval_request_id: it
             for it in items
             if isinstance(it, ServerCallItem) and it.approval_request_id
         }
         for index, item in enumerate(items, start):
-            for plain in _plain(item, ran):
+            for plain in _plain(item, self._ran):
                 self._add(index, plain)
 
     def _add(self, index: int, item: PlainItem) -> None:
@@ -329,7 +332,7 @@ def messages_of(
     Raises:
         BadRequestError: A call has no output, an output has no call, or ids are not unique.
     """
-    if begun is None or _answers_earlier(items):
+    if begun is None or answers_earlier(items):
         turns = ItemTurns(param)
         turns.take([*before, *items], -len(before))
     else:
@@ -339,7 +342,7 @@ def messages_of(
     return turns.messages
 
 
-def _answers_earlier(items: Sequence[InputItem]) -> bool:
+def answers_earlier(items: Sequence[InputItem]) -> bool:
     """Return whether an item is an executed call that was approved in an earlier turn."""
     answered = {it.approval_request_id for it in items if isinstance(it, ApprovalResponseItem)}
     return any(

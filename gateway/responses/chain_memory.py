@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from gateway.bases.prompt_trail import NO_TRAIL, PromptTrail
 from gateway.bodies.compaction import has_compaction
-from gateway.bodies.response_items import InputItem, InputItems, ItemTurns
+from gateway.bodies.response_items import InputItem, InputItems, ItemTurns, answers_earlier
 from sluice.errors import BadRequestError
 from sluice.wire.state.v1 import state_pb2 as wire
 
@@ -74,7 +74,7 @@ class KnownChain:
         turns = ItemTurns() if self.turns is None else self.turns.copy()
         try:
             for items in made:
-                if has_compaction(items):
+                if has_compaction(items) or answers_earlier(items):
                     return None
                 turns.take(items, -len(items))
         except BadRequestError:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import orjson
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.bodies.response_items import ItemTurns, messages_of, read_items
@@ -43,6 +43,8 @@ def outcome(*arguments: Any, **named: Any) -> Any:
 
 
 @given(st.lists(st.tuples(ITEMS, ITEMS), min_size=1, max_size=5), ITEMS)
+@example([([], [RAN])], [ASKED, AGREED])  # the call is older than the approval that is sent again
+@example([([], [ASKED, AGREED]), ([], [RAN])], [])  # the call runs in a turn after its approval
 def test_messages_equal_the_messages_of_all_items(
     turns: list[tuple[Any, Any]], own: list[Any]
 ) -> None:
