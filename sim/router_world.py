@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from operator import ne
+from typing import Self
 
 from router import wire as convert
 from router.core import invariants
@@ -196,6 +197,15 @@ class RouterWorld:
         """Call `action` at a time. Events of the same time run in the order of their planning."""
         self._events_made += 1
         heappush(self._events, (time_s, self._events_made, action))
+
+    def play(self, workload: Workload, *faults: Fault) -> Self:
+        """Run a workload with faults to its end, verify the promises, and return the world."""
+        self.load(workload)
+        for fault in faults:
+            self.plan(fault)
+        self.run()
+        self.verify()
+        return self
 
     def run(self, *, until_s: float = 600.0) -> None:
         """Handle all events, until only canary probes are planned, which never end."""

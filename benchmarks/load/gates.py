@@ -46,6 +46,7 @@ _BODY = {
     "max_tokens": 16,
     "ignore_eos": True,
 }
+_COUNTED = ("is_served", "is_gated")  # fields of `Sent`
 _GATE_TEXT = "More requests of your tier come than this model has room for."
 
 
@@ -221,9 +222,6 @@ async def measure(addresses: Sequence[str], key: str, rounds: int) -> dict[str, 
         "all_gateways_ms": _figures([max(burst) for burst in each if burst]),
         "each_ms": [[round(1000 * it, 1) for it in burst] for burst in each],
     }
-
-
-_COUNTED = ("is_served", "is_gated")
 
 
 def _figures(delays_s: list[float]) -> dict[str, float | None]:

@@ -53,18 +53,9 @@ LENGTHS = {"rate_per_s": 30, "prompt_tokens": 500, "output_tokens": 40}
 WORKLOAD = Workload(requests=80, cancel_share=0.0, **LENGTHS)
 
 
-def run(world: SplitWorld, workload: Workload, *faults: Fault) -> SplitWorld:
-    world.load(workload)
-    for fault in faults:
-        world.plan(fault)
-    world.run()
-    world.verify()
-    return world
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_prompts_and_answers_run_on_different_replicas(seed: int):
-    world = run(SplitWorld(seed), WORKLOAD)
+    world = SplitWorld(seed).play(WORKLOAD)
     assert all(client.final and client.final.kind in FINISHED for client in world.clients)
     assert len(world.transfers) > 10
     ways = {(entry.source[-1], entry.dispatch.replica_id[-1]) for entry in world.transfers}
@@ -74,7 +65,7 @@ def test_prompts_and_answers_run_on_different_replicas(seed: int):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_transfers_that_fail_cost_no_token(seed: int):
-    world = run(SplitWorld(seed, failing=0.3), WORKLOAD)
+    world = SplitWorld(seed, failing=0.3).play(WORKLOAD)
     assert all(client.final and client.final.kind in FINISHED for client in world.clients)
     assert 0 < world.brought < sum(entry.blocks for entry in world.transfers)
 
@@ -83,7 +74,7 @@ def test_transfers_that_fail_cost_no_token(seed: int):
 @pytest.mark.parametrize("replica", [0, 2])
 def test_a_replica_that_fails_on_either_side_costs_no_token(kind: str, replica: int):
     fault = Fault(at_s=1.0, kind=kind, replica=replica, for_s=2.0)
-    world = run(SplitWorld(5, failing=0.1), WORKLOAD, fault)
+    world = SplitWorld(5, failing=0.1).play(WORKLOAD, fault)
     assert all(client.final and client.final.kind in FINISHED for client in world.clients)
 
 
@@ -99,4 +90,4 @@ def test_a_storm_of_faults_and_cancels_leaves_nothing_behind(seed: int):
         )
         for _ in range(10)
     ]
-    run(world, Workload(requests=120, cancel_share=0.2, batch_share=0.3, **LENGTHS), *faults)
+    world.play(Workload(requests=120, cancel_share=0.2, batch_share=0.3, **LENGTHS), *faults)

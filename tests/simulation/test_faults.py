@@ -110,18 +110,9 @@ def finished(world: RouterWorld) -> int:
     return sum(client.final is not None and client.final.kind in kinds for client in world.clients)
 
 
-def played(world: RouterWorld, workload: Workload, *faults: Fault) -> RouterWorld:
-    world.load(workload)
-    for fault in faults:
-        world.plan(fault)
-    world.run()
-    world.verify()
-    return world
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_without_faults_every_request_that_stays_finishes(seed: int):
-    world = played(RouterWorld(seed), Workload(cancel_share=0.0))
+    world = RouterWorld(seed).play(Workload(cancel_share=0.0))
     assert finished(world) == len(world.clients)
 
 
@@ -138,7 +129,7 @@ def test_a_storm_of_faults_leaves_nothing_behind(seed: int):
         )
         for _ in range(12)
     ]
-    played(world, Workload(requests=300, rate_per_s=80, cancel_share=0.15), *faults)
+    world.play(Workload(requests=300, rate_per_s=80, cancel_share=0.15), *faults)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -146,7 +137,7 @@ def test_streams_that_are_cut_again_and_again_cost_no_retry(seed: int):
     """Not even when something was on its way: it is sent elsewhere, and nobody pays for it."""
     world = RouterWorld(seed, replicas=3)
     faults = [Fault(0.2 + 0.031 * number, "cut", number % 3, 0.001) for number in range(60)]
-    played(world, Workload(cancel_share=0.1), *faults)
+    world.play(Workload(cancel_share=0.1), *faults)
     assert all(client.resumes == 0 for client in world.clients)
     finals = [client.final for client in world.clients]
     assert all(final and final.kind != wire.OUTCOME_KIND_FAILED for final in finals)
@@ -155,7 +146,7 @@ def test_streams_that_are_cut_again_and_again_cost_no_retry(seed: int):
 def test_batch_work_is_interrupted_for_others_and_ends_whole():
     limits = EngineLimits(4096, 6, 128, 256, 16)
     world = RouterWorld(3, replicas=1, limits=limits)
-    played(world, Workload(requests=150, rate_per_s=12, output_tokens=80, batch_share=0.6))
+    world.play(Workload(requests=150, rate_per_s=12, output_tokens=80, batch_share=0.6))
     preempted = world.preemptions
     assert preempted > 0
     batch = [client for client in world.clients if client.submit.is_preemptible]
@@ -166,7 +157,7 @@ def test_overload_is_bounded_and_told_at_once():
     config = CoreConfig(queue_requests_max=40)
     limits = EngineLimits(4096, 8, 128, 256, 16)
     world = RouterWorld(5, replicas=1, limits=limits, config=config)
-    played(world, Workload(requests=400, rate_per_s=200, deadline_ms=3000))
+    world.play(Workload(requests=400, rate_per_s=200, deadline_ms=3000))
     assert world.queue_max <= 40 + limits.sequences_max  # what comes back is never refused
     codes = {client.final.code for client in world.clients if client.final}
     assert "queue_full" in codes
